@@ -37,7 +37,7 @@ def accept_orders(user_data: str) -> AcceptOrders:
     """Read the settings as cloud-init and the script do. Raises UserDataUnreadError for other user data."""
     try:
         document = YAML(typ="safe", pure=True).load(user_data)
-        files = {one["path"]: content_of(one) for one in document["write_files"]}
+        files = {entry["path"]: content_of(entry) for entry in document["write_files"]}
         if ["sh", f"{FOLDER}/accept"] not in document["runcmd"] or f"{FOLDER}/accept" not in files:
             raise UserDataUnreadError("no acceptance")
         settings = dict(line.split("=", 1) for line in files[f"{FOLDER}/settings"].splitlines())
@@ -75,21 +75,21 @@ class AcceptGuest:
         self._say("over")
 
     def _verdict(self) -> str:
-        there = [(root, address) for root, address in self._places if self._ids_of(root, address) in self.orders.ids]
-        if len(there) != self.orders.gpus:
-            wanted = " ".join(sorted(self.orders.ids))
-            return f"failed {len(there)} of {self.orders.gpus} GPUs ({wanted}) are on the machine's PCI bus"
-        for root, address in there:
+        present = [(root, address) for root, address in self._places if self._ids_of(root, address) in self.orders.ids]
+        if len(present) != self.orders.gpus:
+            expected = " ".join(sorted(self.orders.ids))
+            return f"failed {len(present)} of {self.orders.gpus} GPUs ({expected}) are on the machine's PCI bus"
+        for root, address in present:
             if _file(root, address, "config")[:4] == NO_ANSWER:
                 return f"failed {address} does not answer: its config space reads 0xff"
         self._say(f"driver {DRIVER}")
-        shown = "; ".join(f"stand-in at 00000000:{5 + number:02x}:00.0" for number in range(len(there)))
-        return f"ok {len(there)} {shown}"
+        shown = "; ".join(f"stand-in at 00000000:{5 + number:02x}:00.0" for number in range(len(present)))
+        return f"ok {len(present)} {shown}"
 
     def _ids_of(self, root: Path, address: str) -> str:
         """``vendor:product``, as sysfs says; of one that is missing nothing."""
         ids = (_file(root, address, name).decode(errors="replace").strip() for name in ("vendor", "device"))
-        return ":".join(one.removeprefix("0x") for one in ids)
+        return ":".join(hex_id.removeprefix("0x") for hex_id in ids)
 
 
 def places_of(place: Mapping[str, object], hosts: Path) -> list[tuple[Path, str]]:

@@ -52,9 +52,9 @@ PROCESSES: dict[str, tuple[str, ...]] = {
 
 def api(name: str) -> Api:
     """Return the API of a name. Raises KeyError when there is none."""
-    for found in APIS:
-        if found.name == name:
-            return found
+    for candidate in APIS:
+        if candidate.name == name:
+            return candidate
     raise KeyError(name)
 
 

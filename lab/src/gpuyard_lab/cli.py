@@ -162,14 +162,14 @@ def status(state: StateOption = None, format_: FormatOption = Format.TABLE, colu
     from gpuyard_lab.jobs import look_at_github
     from gpuyard_lab.portal import look as look_at_portal
 
-    seen = lab_status(settings)
+    status = lab_status(settings)
     beside = [look_at_portal(settings.state), look_at_github(settings.state), look_at_hosts(settings.state)]
-    services = [*seen.services, *(one for one in beside if one is not None)]
+    services = [*status.services, *(service for service in beside if service is not None)]
     rows = [
         {"Name": s.name, "URL": s.url, "PID": s.pid, "Memory MiB": s.memory_mib, "State": s.state} for s in services
     ]
     print_list(rows, COLUMNS, format_, columns)
-    if not seen.healthy or any(s.state != "up" for s in services):
+    if not status.healthy or any(s.state != "up" for s in services):
         raise typer.Exit(NOT_ALL_UP)
 
 
@@ -233,12 +233,12 @@ def job(
     began = monotonic()
     id = push_job(lab, repository, label, seconds)
     print(f"        job {id} of {repository} with runs-on: {label}")
-    seen = None
-    for seen in follow(lab, id, seconds + PATIENCE_S):
-        words = seen.conclusion or seen.status
-        where = f" on {_gpu_of(lab.clouds_file, seen.runner)}" if seen.status == "in_progress" else ""
+    job = None
+    for job in follow(lab, id, seconds + PATIENCE_S):
+        words = job.conclusion or job.status
+        where = f" on {_gpu_of(lab.clouds_file, job.runner)}" if job.status == "in_progress" else ""
         print(f"{monotonic() - began:6.1f} s  {words}{where}", flush=True)
-    if seen is None or seen.conclusion != "success":
+    if job is None or job.conclusion != "success":
         raise typer.Exit(1)
 
 
@@ -342,9 +342,9 @@ def _refuse_booked(clouds_file: Path, host: str) -> None:
         booked = list(Client(open_door(ADMIN_CLOUD, "", clouds_file)).bookings(state=["active"]))
     except (PortalUnreachableError, NoPortalError):  # a lab without a portal, whose bookings nobody enforces
         return
-    here = [row for row in booked if any(name.startswith(f"{host}/") for name in row["gpu_names"])]
-    if here:
-        ends = [f"gpuyard booking end {row['id']} --os-cloud {ADMIN_CLOUD}" for row in here]
+    host_bookings = [row for row in booked if any(name.startswith(f"{host}/") for name in row["gpu_names"])]
+    if host_bookings:
+        ends = [f"gpuyard booking end {row['id']} --os-cloud {ADMIN_CLOUD}" for row in host_bookings]
         raise BlockedError("\n  ".join([f"the exercise needs all GPUs of {host}, and some are booked; first:", *ends]))
 
 

@@ -98,8 +98,8 @@ def shipped(lab: Lab, distribution: str, name: str) -> Path:
     """Return a data file that a service's wheel installed, wherever the installation that runs the lab has put it.
     Raises LabError when it is missing."""
     path = sys.path if lab.release == OWN else [str(folder) for folder in lab.python.parents[1].glob(PACKAGES)]
-    for found in distributions(name=distribution, path=path):
-        for file in found.files or ():
+    for installed in distributions(name=distribution, path=path):
+        for file in installed.files or ():
             if file.name == name:
                 return Path(str(file.locate()))
     again = f"install the lab again: {HOW_TO_INSTALL_LAB}"

@@ -16,12 +16,12 @@ ADMIN, DEMO = "admin", "demo"
 
 def passwords(lab: Lab) -> dict[str, str]:
     """Return the password of each user; missing ones are made and kept."""
-    known: dict[str, str] = json.loads(lab.secrets_file.read_text()) if lab.secrets_file.exists() else {}
-    missing = {ADMIN, DEMO, *SERVICE_USERS} - set(known)
+    passwords_by_user: dict[str, str] = json.loads(lab.secrets_file.read_text()) if lab.secrets_file.exists() else {}
+    missing = {ADMIN, DEMO, *SERVICE_USERS} - set(passwords_by_user)
     if missing:
-        known = {**known, **{user: secrets.token_urlsafe(24) for user in sorted(missing)}}
-        write_json(lab.secrets_file, known)
-    return known
+        passwords_by_user = {**passwords_by_user, **{user: secrets.token_urlsafe(24) for user in sorted(missing)}}
+        write_json(lab.secrets_file, passwords_by_user)
+    return passwords_by_user
 
 
 def key_repositories(lab: Lab) -> None:

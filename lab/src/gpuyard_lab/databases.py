@@ -88,8 +88,8 @@ class DatabaseServer:
     def existing(self) -> set[str]:
         """Return the lab's databases that are there, by their real names."""
         with self._connection() as connection:
-            there = set(connection.execute(sa.text(self._dialect.listing)).scalars())
-        return there & {self.real_name(name) for name in NAMES}
+            databases = set(connection.execute(sa.text(self._dialect.listing)).scalars())
+        return databases & {self.real_name(name) for name in NAMES}
 
     def create(self, names: Iterable[str]) -> None:
         """Make databases, given by their real names."""

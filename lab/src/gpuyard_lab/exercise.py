@@ -81,13 +81,13 @@ class Exercise:
             raise ExerciseError(f"cloud {self._user.name} has no flavor {flavor!r}; run 'gpuyard site apply'")
         began = monotonic()
         name = f"{self._prefix}{next(self._numbers)}"
-        wanted = {
+        server_spec = {
             "name": name,
             "flavorRef": self._flavors[flavor],
             "imageRef": image or self._image,
             "networks": "none",
         }
-        server = self._user.request("POST", "compute", "/servers", {"server": wanted})["server"]
+        server = self._user.request("POST", "compute", "/servers", {"server": server_spec})["server"]
         shown = self._wait(server["id"], lambda row: row is not None and row["status"] != "BUILD")
         assert shown is not None
         fault = shown.get("fault", {}).get("message", "")
@@ -205,13 +205,13 @@ def choose(compiled: CompiledSite) -> ExerciseSubject:
     project = compiled.site.projects.get(USER_PROJECT)
     count = sum(gpu.pool == pool for gpu in compiled.gpus)
     if project is None or project.gpus.get(pool, 0) < count:
-        wanted = f"projects: {{{USER_PROJECT}: {{gpus: {{{pool}: {count}}}}}}}"
+        remedy = f"projects: {{{USER_PROJECT}: {{gpus: {{{pool}: {count}}}}}}}"
         raise ExerciseError(
-            f"the exercise runs in project {USER_PROJECT}, which may not use all of pool {pool}: {wanted}"
+            f"the exercise runs in project {USER_PROJECT}, which may not use all of pool {pool}: {remedy}"
         )
     flavors = sorted(
         (flavor for flavor in compiled.flavors if flavor.pool == pool and not flavor.variant_of),
-        key=lambda one: one.ram,
+        key=lambda flavor: flavor.ram,
     )
     aliases = {next(iter(asked_devices(flavor.extra_specs))): flavor.name for flavor in reversed(flavors)}
     single = alias(compiled.site, pool)

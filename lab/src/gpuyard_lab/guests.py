@@ -51,10 +51,10 @@ class Guests:
 
     def step(self, now: datetime) -> None:
         """Take up servers that are new, forget those that are gone, move the others on."""
-        there = {entry.name for entry in self.folder.iterdir() if (entry / USER_DATA).exists()}
-        for gone in self._guests.keys() - there:
+        server_ids = {entry.name for entry in self.folder.iterdir() if (entry / USER_DATA).exists()}
+        for gone in self._guests.keys() - server_ids:
             del self._guests[gone]
-        for new in sorted(there - self._guests.keys()):
+        for new in sorted(server_ids - self._guests.keys()):
             self._guests[new] = self._taken_up(new, now)
         for id, guest in list(self._guests.items()):
             if guest is not None:

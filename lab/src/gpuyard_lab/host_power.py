@@ -28,13 +28,13 @@ def hosts_off(file: Path) -> frozenset[str]:
 
 def switch(lab: Lab, host: str, *, on: bool, patience: float = PATIENCE_S) -> None:
     """Switch a host off or on, and wait until it is so. Raises LabError."""
-    known = [host.name for host in LabPlan.load(lab.plan_file).hosts]
-    if host not in known:
-        raise LabError(f"the lab in {lab.state} has no host {host!r}; it has {', '.join(known)}")
+    host_names = [host.name for host in LabPlan.load(lab.plan_file).hosts]
+    if host not in host_names:
+        raise LabError(f"the lab in {lab.state} has no host {host!r}; it has {', '.join(host_names)}")
     if not lab.hosts_ready.exists():
         raise LabError(f"no lab runs in {lab.state}; start it with 'gpuyard lab up'")
-    wanted = hosts_off(lab.hosts_wanted_off)
-    write_json(lab.hosts_wanted_off, sorted(wanted - {host} if on else wanted | {host}))
+    desired_off = hosts_off(lab.hosts_wanted_off)
+    write_json(lab.hosts_wanted_off, sorted(desired_off - {host} if on else desired_off | {host}))
     deadline = time.monotonic() + patience
     while (host in hosts_off(lab.hosts_off)) is on:
         if time.monotonic() > deadline:

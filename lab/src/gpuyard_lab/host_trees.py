@@ -82,13 +82,13 @@ def break_gpu(root: Path, address: str, how: Fault) -> None:
     elif how is Fault.LINK:
         _write(folder / "current_link_width", "1")
     elif how is Fault.AER:
-        told = (folder / "aer_dev_nonfatal").read_text(encoding="utf-8").split()
-        _write(folder / "aer_dev_nonfatal", _errors("NONFATAL", int(told[-1]) + 1))
+        fields = (folder / "aer_dev_nonfatal").read_text(encoding="utf-8").split()
+        _write(folder / "aer_dev_nonfatal", _errors("NONFATAL", int(fields[-1]) + 1))
     else:
-        known = folder / "reset_method"
-        if not known.with_name(known.name + KEPT).exists():
-            known.rename(known.with_name(known.name + KEPT))
-        _write(known, "")
+        reset_method = folder / "reset_method"
+        if not reset_method.with_name(reset_method.name + KEPT).exists():
+            reset_method.rename(reset_method.with_name(reset_method.name + KEPT))
+        _write(reset_method, "")
 
 
 def mend_gpu(root: Path, host: str, address: str) -> None:
@@ -97,9 +97,9 @@ def mend_gpu(root: Path, host: str, address: str) -> None:
     if (root / GONE / address).is_symlink():
         (root / GONE / address).rename(root / DEVICES / address)
     folder = _function(root, address)
-    kept = folder / f"reset_method{KEPT}"
-    if kept.exists():
-        kept.replace(folder / "reset_method")
+    backup = folder / f"reset_method{KEPT}"
+    if backup.exists():
+        backup.replace(folder / "reset_method")
     _complete(root, host, address)
     boot(root)
 
@@ -107,11 +107,11 @@ def mend_gpu(root: Path, host: str, address: str) -> None:
 def _function(root: Path, address: str) -> Path:
     if not ADDRESS.fullmatch(address):
         raise LabError(f"{address!r} is no PCI address; write it as in 0000:27:00.0")
-    found = FileTree(str(root)).resolve(f"{DEVICES}/{address}")
-    if not (root / found / "vendor").exists():
+    resolved = FileTree(str(root)).resolve(f"{DEVICES}/{address}")
+    if not (root / resolved / "vendor").exists():
         missing = (root / GONE / address).is_symlink()
         raise LabError(f"{address} is {'missing already' if missing else 'no device of that host'}")
-    return root / found
+    return root / resolved
 
 
 def _grow(folder: Path, nodes: Mapping[str, Any]) -> None:
@@ -133,9 +133,9 @@ def _complete(root: Path, host: str, address: str) -> None:
     _write(folder / "config", _config(folder, f"{host}/{address}"))
     for name, text in (("power_state", "D0"), ("current_link_speed", SPEED), ("current_link_width", WIDTH)):
         _write(folder / name, text)
-    for one in (folder, folder.parent):  # the port above it can as much
-        _write(one / "max_link_speed", SPEED)
-        _write(one / "max_link_width", WIDTH)
+    for device in (folder, folder.parent):  # the port above it can as much
+        _write(device / "max_link_speed", SPEED)
+        _write(device / "max_link_width", WIDTH)
     for kind, total in (("correctable", "COR"), ("nonfatal", "NONFATAL"), ("fatal", "FATAL")):
         _write(folder / f"aer_dev_{kind}", _errors(total, 0))
     if not (folder / "reset_method").exists():
@@ -152,7 +152,7 @@ def _errors(total: str, count: int) -> str:
 
 def _config(folder: Path, name: str) -> bytes:
     """Vendor and product, and a serial number that this place alone has."""
-    ids = (int((folder / one).read_text(encoding="utf-8"), 16) for one in ("vendor", "device"))
+    ids = (int((folder / attribute).read_text(encoding="utf-8"), 16) for attribute in ("vendor", "device"))
     serial = hashlib.sha256(name.encode()).digest()[:8]
     start = struct.pack("<HH", *ids)
     return start + bytes(SERIAL_PLACE - len(start)) + struct.pack("<I", 0x00010003) + serial + bytes(

@@ -54,13 +54,13 @@ def start_hosts(lab: Lab, loaded: LoadedSite, portal_url: str, token_of: Callabl
         processes.end(lab.state, HOSTS)
         return 0
     hosts = [_planted(lab, loaded, name) for name in loaded.site.hosts]
-    wanted = {"url": portal_url, "hosts": [host.name for host in hosts]}
-    if HOSTS in processes.leaders(processes.find(lab.state)) and _record(lab) == wanted:
+    record = {"url": portal_url, "hosts": [host.name for host in hosts]}
+    if HOSTS in processes.leaders(processes.find(lab.state)) and _record(lab) == record:
         return len(hosts)
     processes.end(lab.state, HOSTS)
     for host in hosts:
         write_private(host.token_file, token_of(host.name) + "\n")
-    write_json(_file(lab), wanted)
+    write_json(_file(lab), record)
     command = [sys.executable, "-P", "-m", "gpuyard_lab.hosts", "--url", portal_url, str(lab.hosts)]
     processes.start(lab.state, HOSTS, command, processes.clean_environment(), lab.log_of(HOSTS))
     return len(hosts)
@@ -71,22 +71,22 @@ def look_at_hosts(state: Path) -> ServiceStatus | None:
     lab = remembered(state)
     if lab is None or not _file(lab).exists():
         return None
-    found = processes.find(state)
-    process = processes.leaders(found).get(HOSTS)
+    lab_processes = processes.find(state)
+    process = processes.leaders(lab_processes).get(HOSTS)
     if process is None:
         return ServiceStatus(HOSTS, str(lab.hosts), None, None, "down")
-    return ServiceStatus(HOSTS, str(lab.hosts), process.pid, memory_mib(HOSTS, found), UP)
+    return ServiceStatus(HOSTS, str(lab.hosts), process.pid, memory_mib(HOSTS, lab_processes), UP)
 
 
 def root_of(lab: Lab, host: str) -> Path:
     """Return the folder of a host's tree. Raises LabError when none is played."""
     root = lab.hosts / host
-    known = sorted(path.name for path in lab.hosts.iterdir() if path.is_dir()) if lab.hosts.is_dir() else []
+    host_names = sorted(path.name for path in lab.hosts.iterdir() if path.is_dir()) if lab.hosts.is_dir() else []
     if not host:
         raise LabError("name a GPU of the lab as HOST/ADDRESS, as 'gpuyard gpu list' shows them")
-    if host not in known:
-        there = f"there is {', '.join(known)}" if known else "its site has no 'health', or it was never up"
-        raise LabError(f"no host {host!r} is played in the lab in {lab.state}; {there}")
+    if host not in host_names:
+        hint = f"there is {', '.join(host_names)}" if host_names else "its site has no 'health', or it was never up"
+        raise LabError(f"no host {host!r} is played in the lab in {lab.state}; {hint}")
     return root
 
 

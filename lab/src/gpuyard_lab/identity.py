@@ -74,14 +74,14 @@ class Keystone:
 
     def all(self, kind: str) -> list[dict[str, Any]]:
         """Return everything of a kind, named in the singular."""
-        found: list[dict[str, Any]] = self.get(f"/{kind}s")[f"{kind}s"]
-        return found
+        rows: list[dict[str, Any]] = self.get(f"/{kind}s")[f"{kind}s"]
+        return rows
 
     def ensure(self, kind: str, name: str, **values: Any) -> str:
         """Return the id of the object with a name, which is made with these values when it is missing."""
-        for found in self.all(kind):
-            if found["name"] == name:
-                return str(found["id"])
+        for row in self.all(kind):
+            if row["name"] == name:
+                return str(row["id"])
         return str(self._call("POST", f"/{kind}s", {kind: {"name": name, **values}})[kind]["id"])
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
@@ -89,22 +89,22 @@ class Keystone:
 
     def ensure_endpoint(self, service: str, url: str) -> None:
         """Set one address for all three interfaces of a service."""
-        known = {e["interface"]: e for e in self.get(f"/endpoints?service_id={service}")["endpoints"]}
+        endpoints = {e["interface"]: e for e in self.get(f"/endpoints?service_id={service}")["endpoints"]}
         for interface in ("public", "internal", "admin"):
-            found = known.get(interface)
-            if found is None:
-                wanted = {"service_id": service, "interface": interface, "url": url, "region_id": REGION}
-                self._call("POST", "/endpoints", {"endpoint": wanted})
-            elif found["url"] != url:
-                self._call("PATCH", f"/endpoints/{found['id']}", {"endpoint": {"url": url}})
+            endpoint = endpoints.get(interface)
+            if endpoint is None:
+                new_endpoint = {"service_id": service, "interface": interface, "url": url, "region_id": REGION}
+                self._call("POST", "/endpoints", {"endpoint": new_endpoint})
+            elif endpoint["url"] != url:
+                self._call("PATCH", f"/endpoints/{endpoint['id']}", {"endpoint": {"url": url}})
 
     def ensure_limits(self, service: str) -> None:
         """Register base limits that are not registered yet; those that are keep their values."""
-        known = {limit["resource_name"] for limit in self.all("registered_limit")}
+        registered = {limit["resource_name"] for limit in self.all("registered_limit")}
         missing = [
             {"service_id": service, "region_id": REGION, "resource_name": name, "default_limit": value}
             for name, value in base_limits(self.lab.release).items()
-            if name not in known
+            if name not in registered
         ]
         if missing:
             self._call("POST", "/registered_limits", {"registered_limits": missing})
@@ -133,8 +133,8 @@ def ensure_identity(lab: Lab, token: str) -> str:
         if api.name == "nova":
             keystone.ensure_limits(service)
             compute = service
-    found = keystone.get(f"/endpoints?service_id={compute}&interface=public")["endpoints"]
-    return str(found[0]["id"])
+    endpoints = keystone.get(f"/endpoints?service_id={compute}&interface=public")["endpoints"]
+    return str(endpoints[0]["id"])
 
 
 def ensure_portal(lab: Lab, token: str, url: str) -> None:

@@ -64,8 +64,8 @@ def ensure_image(lab: Lab, token: str, name: str, image: Image) -> None:
     if any(row["status"] == ACTIVE for row in _listed(images, token, name=name)):
         return
     if image.build is None:
-        wanted = {"name": name, "disk_format": "raw", "container_format": "bare", "visibility": "public"}
-        _upload(images, token, wanted, bytes(MIB))
+        properties = {"name": name, "disk_format": "raw", "container_format": "bare", "visibility": "public"}
+        _upload(images, token, properties, bytes(MIB))
         return
     disk = empty_qcow2()
     record = record_of(
@@ -74,16 +74,16 @@ def ensure_image(lab: Lab, token: str, name: str, image: Image) -> None:
     ours = _listed(images, token, **{IMAGE: name})
     if not any((row[BUILD], row["status"]) == (record[BUILD], ACTIVE) for row in ours):
         _upload(images, token, record, disk)
-    builds = [one for row in _listed(images, token, **{IMAGE: name}) if (one := stored_image(row)) is not None]
+    builds = [build for row in _listed(images, token, **{IMAGE: name}) if (build := stored_image(row)) is not None]
     for step in plan_promotion(record[BUILD], builds, ()):
         patch = [{"op": "replace", "path": "/name", "value": step.after}]
         call("PATCH", f"{images}/{step.id}", patch, token=token, headers=PATCH)
 
 
 def _listed(images: str, token: str, **query: str) -> list[dict[str, Any]]:
-    asked = "&".join(f"{key}={quote(value)}" for key, value in query.items())
-    found: list[dict[str, Any]] = call("GET", f"{images}?{asked}", token=token).body["images"]
-    return found
+    query_string = "&".join(f"{key}={quote(value)}" for key, value in query.items())
+    rows: list[dict[str, Any]] = call("GET", f"{images}?{query_string}", token=token).body["images"]
+    return rows
 
 
 def _upload(images: str, token: str, record: dict[str, Any], content: bytes) -> None:

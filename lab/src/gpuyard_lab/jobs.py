@@ -53,14 +53,14 @@ def start_github(lab: Lab, loaded: LoadedSite, portal_url: str) -> bool:
     if not enrolments:
         processes.end(lab.state, GITHUB)
         return False
-    wanted = world(enrolments, portal_url)
+    desired_world = world(enrolments, portal_url)
     running = GITHUB in processes.leaders(processes.find(lab.state))
-    if running and _remembered_world(lab) == wanted:
+    if running and _remembered_world(lab) == desired_world:
         return True
     processes.end(lab.state, GITHUB)
     remedy = f"the lab's GitHub needs it: choose others with --port-base or {PORT_BASE_VARIABLE}"
     require_free_port(lab.github_port, GITHUB, remedy)
-    write_json(_file(lab), wanted)
+    write_json(_file(lab), desired_world)
     command = [sys.executable, "-P", "-m", "gpuyard_lab.github", "--port", str(lab.github_port)]
     command += ["--world", str(_file(lab)), "--guests", str(lab.guests)]
     processes.start(lab.state, GITHUB, command, processes.clean_environment(), lab.log_of(GITHUB))
@@ -75,18 +75,18 @@ def asking_here(lab: Lab, loaded: LoadedSite) -> list[Enrolment]:
 def world(enrolments: Sequence[Enrolment], portal_url: str) -> dict[str, Any]:
     """Return the content of that GitHub: the tokens and webhooks that the enrolments name, and a repository for
     each."""
-    found: dict[str, Any] = {"tokens": {}, "accounts": {}, "repositories": {}, "hooks": []}
+    content: dict[str, Any] = {"tokens": {}, "accounts": {}, "repositories": {}, "hooks": []}
     for enrolment in enrolments:
         if enrolment.token_file is None:
             raise LabError(f"enrolment {enrolment.name}: the lab's GitHub knows no apps; name a token_file")
-        found["tokens"][_line_of(enrolment.token_file)] = "gpuyard"
-        found["accounts"][enrolment.owner] = {"organization": enrolment.organization is not None}
-        found["repositories"][enrolment.repository or f"{enrolment.owner}/science"] = {"files": {".cirun.yml": CIRUN}}
+        content["tokens"][_line_of(enrolment.token_file)] = "gpuyard"
+        content["accounts"][enrolment.owner] = {"organization": enrolment.organization is not None}
+        content["repositories"][enrolment.repository or f"{enrolment.owner}/science"] = {"files": {".cirun.yml": CIRUN}}
         if enrolment.webhook_secrets_file:
             scope = enrolment.organization or enrolment.repository
             secret = _line_of(enrolment.webhook_secrets_file)
-            found["hooks"].append({"scope": scope, "url": portal_url + HOOK, "secret": secret})
-    return found
+            content["hooks"].append({"scope": scope, "url": portal_url + HOOK, "secret": secret})
+    return content
 
 
 def _line_of(path: str) -> str:
@@ -116,8 +116,8 @@ def look_at_github(state: Path) -> ServiceStatus | None:
     lab = remembered(state)
     if lab is None or not _file(lab).exists():
         return None
-    found = processes.find(state)
-    process = processes.leaders(found).get(GITHUB)
+    lab_processes = processes.find(state)
+    process = processes.leaders(lab_processes).get(GITHUB)
     if process is None:
         return ServiceStatus(GITHUB, lab.github_url, None, None, DOWN)
     try:
@@ -125,7 +125,7 @@ def look_at_github(state: Path) -> ServiceStatus | None:
         answering = UP
     except LabError:
         answering = SILENT
-    return ServiceStatus(GITHUB, lab.github_url, process.pid, memory_mib(GITHUB, found), answering)
+    return ServiceStatus(GITHUB, lab.github_url, process.pid, memory_mib(GITHUB, lab_processes), answering)
 
 
 def push_job(lab: Lab, repository: str, label: str, seconds: float) -> int:
@@ -133,9 +133,9 @@ def push_job(lab: Lab, repository: str, label: str, seconds: float) -> int:
     body = {"repository": repository, "jobs": [{"labels": [label], "seconds": seconds, "name": "train"}]}
     try:
         rows = call("GET", f"{lab.github_url}/_fake/state").body["repositories"]
-        known = [f"{row['owner']}/{row['name']}" for row in rows]
-        if repository.lower() not in map(str.lower, known):  # as GitHub reads names
-            raise LabError(f"the lab's GitHub has no repository {repository!r}; it has {', '.join(known)}")
+        repositories = [f"{row['owner']}/{row['name']}" for row in rows]
+        if repository.lower() not in map(str.lower, repositories):  # as GitHub reads names
+            raise LabError(f"the lab's GitHub has no repository {repository!r}; it has {', '.join(repositories)}")
         answer = call("POST", f"{lab.github_url}/_fake/jobs", body).body
     except Unreachable:
         raise LabError(f"no GitHub runs beside the lab in {lab.state}; start it with 'gpuyard lab up'") from None
@@ -152,13 +152,13 @@ def follow(lab: Lab, id: int, patience_s: float) -> Iterator[JobSeen]:
     seconds."""
     last, deadline = None, time.monotonic() + patience_s
     while last is None or last.status != "completed":
-        seen = job_seen(lab, id)
+        job = job_seen(lab, id)
         if time.monotonic() > deadline:
             raise LabError(
-                f"job {id} is still {seen.status} after {patience_s:.0f} s; why is on the portal's page of runners, in "
+                f"job {id} is still {job.status} after {patience_s:.0f} s; why is on the portal's page of runners, in "
                 f"the answer of 'gpuyard runner why' with its label, or in {lab.log_of('portal')}"
             )
-        if seen != last:
-            yield seen
-        last = seen
+        if job != last:
+            yield job
+        last = job
         time.sleep(LOOK_S)

@@ -49,13 +49,13 @@ def apply_site(lab: Lab, loaded: LoadedSite) -> int:
     for name, image in site.images.items():
         ensure_image(lab, token, name, image)
     api = connect(ADMIN_CLOUD, lab.clouds_file)
-    seen = read_objects(api, loaded.compiled)
-    plan = plan_site(loaded.compiled, seen)
+    observed = read_objects(api, loaded.compiled)
+    plan = plan_site(loaded.compiled, observed)
     if plan.refusals:
-        other = "made by gpuyard for site" in plan.refused
+        foreign = "made by gpuyard for site" in plan.refused
         hint = "\nthis lab has served another site: begin anew with --fresh, or in another folder with --state"
-        raise BlockedError(plan.refused + (hint if other else ""))
-    apply_plan(api, loaded.compiled, seen, plan, lambda step: None)
+        raise BlockedError(plan.refused + (hint if foreign else ""))
+    apply_plan(api, loaded.compiled, observed, plan, lambda step: None)
     return len(plan.steps)
 
 
@@ -76,8 +76,8 @@ def serve(lab: Lab, loaded: LoadedSite, port: int) -> str:
     url = url_of(port)
     if loaded.site.booking is not None:
         ensure_portal(lab, log_in(lab), url)
-    wanted = {"url": url, "site": hashlib.sha256(repr(loaded.compiled).encode()).hexdigest()}
-    if _running(lab.state) is not None and _record(lab.state) == wanted and answers(f"{url}/readyz"):
+    record = {"url": url, "site": hashlib.sha256(repr(loaded.compiled).encode()).hexdigest()}
+    if _running(lab.state) is not None and _record(lab.state) == record and answers(f"{url}/readyz"):
         return url
     processes.end(lab.state, PORTAL)
     command = [sys.executable, "-P", "-m", "gpuyard.cli.main", "serve", "--site", str(loaded.path.resolve())]
@@ -89,7 +89,7 @@ def serve(lab: Lab, loaded: LoadedSite, port: int) -> str:
     except BaseException:
         processes.end(lab.state, PORTAL)
         raise
-    write_json(_file(lab.state), wanted)
+    write_json(_file(lab.state), record)
     return url
 
 
@@ -119,8 +119,8 @@ def _file(state: Path) -> Path:
 def _record(state: Path) -> dict[str, str]:
     """Return what the last portal served, and its address; empty when there was none."""
     try:
-        found: dict[str, str] = json.loads(_file(state).read_text(encoding="utf-8"))
-        return found
+        record: dict[str, str] = json.loads(_file(state).read_text(encoding="utf-8"))
+        return record
     except FileNotFoundError:
         return {}
     except ValueError:

@@ -84,8 +84,8 @@ KEPT_ENVIRONMENT = (
 
 def clean_environment() -> dict[str, str]:
     """Return the part of this command's environment that a process of a lab gets."""
-    kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
-    return {**kept, "PYTHONWARNINGS": "ignore", "PYTHONFAULTHANDLER": "1"}
+    inherited = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+    return {**inherited, "PYTHONWARNINGS": "ignore", "PYTHONFAULTHANDLER": "1"}
 
 
 def find(state: Path) -> tuple[LabProcess, ...]:
@@ -133,10 +133,10 @@ def end(state: Path, name: str) -> None:
 
 def end_all(state: Path) -> int:
     """End all processes of a lab, the database last; return how many there were. LabError when some do not end."""
-    found = find(state)
-    _end(state, [process for process in found if process.name != POSTGRESQL], signal.SIGTERM)
+    processes = find(state)
+    _end(state, [process for process in processes if process.name != POSTGRESQL], signal.SIGTERM)
     # SIGINT is PostgreSQL's "disconnect everybody and stop"; its children end with their parent.
-    _end(state, [process for process in leaders(found).values() if process.name == POSTGRESQL], signal.SIGINT)
+    _end(state, [process for process in leaders(processes).values() if process.name == POSTGRESQL], signal.SIGINT)
     deadline = time.monotonic() + PATIENCE_S
     while rest := find(state):  # children of a database that was killed, or what a dying process still started
         if time.monotonic() > deadline:
@@ -144,7 +144,7 @@ def end_all(state: Path) -> int:
             raise LabError(f"processes {pids} of the lab in {state} do not end, even when killed")
         _end(state, rest, signal.SIGKILL)
         time.sleep(0.02)
-    return len(found)
+    return len(processes)
 
 
 def _end(state: Path, processes: Sequence[LabProcess], how: signal.Signals) -> None:

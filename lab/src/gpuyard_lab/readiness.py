@@ -93,5 +93,5 @@ def hosts_ready(lab: Lab, token: str) -> bool:
     if not expected:
         return False
     up = computes(lab, token)
-    known = providers(lab, token)
-    return all(up.get(host) and known.issuperset(names) for host, names in expected.items())
+    provider_names = providers(lab, token)
+    return all(up.get(host) and provider_names.issuperset(names) for host, names in expected.items())

@@ -101,8 +101,8 @@ class Start:
             if entry != self.lab.lock_file:
                 had_something = True
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        kept = {name: getattr(self.lab, name) for name in KEPT_SETTINGS}
-        self.lab = Lab(self.lab.state, **kept)
+        settings = {name: getattr(self.lab, name) for name in KEPT_SETTINGS}
+        self.lab = Lab(self.lab.state, **settings)
         if had_something:
             self._done("threw away what was there")
 
@@ -137,16 +137,16 @@ class Start:
             self._started.append(start_postgresql(lab, self._environment))
         server = DatabaseServer(lab)
         server.wait(lambda: require_alive(self._started))
-        wanted = tuple(server.real_name(name) for name in NAMES)
-        there = server.existing()
-        if foreign := sorted(there - set(lab.own_databases)):
+        databases = tuple(server.real_name(name) for name in NAMES)
+        existing = server.existing()
+        if foreign := sorted(existing - set(lab.own_databases)):
             raise LabSettingsError(
                 f"the database server at {server.url!r} has {', '.join(foreign)} already, and this lab did not make "
                 "them; drop them, or put something else around {name} in the database URL"
             )
-        if missing := [name for name in wanted if name not in there]:
+        if missing := [name for name in databases if name not in existing]:
             # Remembered before they are made: a lab may only ever drop what it has made itself.
-            self.lab = replace(lab, own_databases=wanted)
+            self.lab = replace(lab, own_databases=databases)
             self.lab.save()
             server.create(missing)
         lab.databases_ready.touch()

@@ -69,35 +69,35 @@ class LabStatus:
 def look(state: Path) -> LabStatus:
     """Return the status of the lab in a folder, also when there is none: then everything is down."""
     lab = remembered(state) or Lab(state)
-    found = processes.find(state)
-    services = (*(_api(lab, api.name, found) for api in APIS), _database(lab, found))
+    lab_processes = processes.find(state)
+    services = (*(_api(lab, api.name, lab_processes) for api in APIS), _database(lab, lab_processes))
     answering = all(service.state == UP for service in services)
     hosts = _hosts(lab) if answering else {}
     return LabStatus(state, lab.clouds_file, services, hosts, lab.started.exists())
 
 
-def _api(lab: Lab, name: str, found: tuple[LabProcess, ...]) -> ServiceStatus:
+def _api(lab: Lab, name: str, lab_processes: tuple[LabProcess, ...]) -> ServiceStatus:
     process = process_of(name)
-    leader = processes.leaders(found).get(process)
+    leader = processes.leaders(lab_processes).get(process)
     if leader is None:
         return ServiceStatus(name, lab.url(name), None, None, DOWN)
-    memory = memory_mib(process, found) if process == name else None
+    memory = memory_mib(process, lab_processes) if process == name else None
     return ServiceStatus(name, lab.url(name), leader.pid, memory, UP if healthy(lab, name) else SILENT)
 
 
-def _database(lab: Lab, found: tuple[LabProcess, ...]) -> ServiceStatus:
+def _database(lab: Lab, lab_processes: tuple[LabProcess, ...]) -> ServiceStatus:
     if not lab.embedded:
         server = DatabaseServer(lab)
         return ServiceStatus("database", repr(server.url), None, None, UP if server.answers() else SILENT)
-    leader = processes.leaders(found).get(POSTGRESQL)
+    leader = processes.leaders(lab_processes).get(POSTGRESQL)
     if leader is None:
         return ServiceStatus(POSTGRESQL, "embedded", None, None, DOWN)
-    return ServiceStatus(POSTGRESQL, "embedded", leader.pid, memory_mib(POSTGRESQL, found), UP)
+    return ServiceStatus(POSTGRESQL, "embedded", leader.pid, memory_mib(POSTGRESQL, lab_processes), UP)
 
 
-def memory_mib(name: str, found: tuple[LabProcess, ...]) -> int:
+def memory_mib(name: str, lab_processes: tuple[LabProcess, ...]) -> int:
     """Return the proportional set size of the processes of a name together, in MiB."""
-    return sum(processes.memory_kib(process.pid) for process in found if process.name == name) // 1024
+    return sum(processes.memory_kib(process.pid) for process in lab_processes if process.name == name) // 1024
 
 
 def _hosts(lab: Lab) -> dict[str, bool]:

@@ -109,13 +109,13 @@ def admit(
     if wrong:
         return Answer(reasons=tuple(wrong))
     broken = tuple(broken_rules(ask, rules, who, facts, zone, now))
-    found = place(ask, pool, keep, stay)
-    if isinstance(found, Reason):
+    placement = place(ask, pool, keep, stay)
+    if isinstance(placement, Reason):
         others = () if broken and not override else tuple(nearest(ask, pool, rules, now))
-        return Answer(reasons=(found, *(() if override else broken)), alternatives=others)
+        return Answer(reasons=(placement, *(() if override else broken)), alternatives=others)
     if broken and not override:
         return Answer(reasons=broken)
-    lanes, moves = found
+    lanes, moves = placement
     return Answer(lanes=lanes, moves=moves, overridden=broken, warnings=tuple(_warnings(lanes, pool)))
 
 
@@ -158,15 +158,15 @@ def _stay(ask: Ask, pool: PoolLanes, keep: Sequence[int]) -> Placed | Reason:
     a server cannot."""
     start, end = seconds(ask.start), seconds(ask.end)
     own = tuple(keep[: ask.lanes])
-    other = [lane.name for lane in pool.lanes if ask.same_group and lane.id in own and lane.size != ask.gpus]
-    if other:
-        return Reason("in_use", f"its servers are on {', '.join(other)}, which is no group of {ask.gpus} GPUs")
+    mismatched = [lane.name for lane in pool.lanes if ask.same_group and lane.id in own and lane.size != ask.gpus]
+    if mismatched:
+        return Reason("in_use", f"its servers are on {', '.join(mismatched)}, which is no group of {ask.gpus} GPUs")
     table = pool.timetable
-    in_the_way = [one for one in pool.movable(start, end) if {*one.lanes} & {*own}]
-    with table.without([taken for one in in_the_way for taken in taken_by(one)]):
+    in_the_way = [movable for movable in pool.movable(start, end) if {*movable.lanes} & {*own}]
+    with table.without([taken for movable in in_the_way for taken in taken_by(movable)]):
         for lane in own:
             if not table.is_free(lane, start, end):
-                name = next((one.name for one in pool.lanes if one.id == lane), str(lane))
+                name = next((pool_lane.name for pool_lane in pool.lanes if pool_lane.id == lane), str(lane))
                 begins = next(table.intervals(lane, start, end))[0]
                 text = f"GPU {name}, which this booking has, is somebody else's from {spell(moment(begins))} on"
                 return Reason("full", text)
@@ -177,10 +177,10 @@ def _stay(ask: Ask, pool: PoolLanes, keep: Sequence[int]) -> Placed | Reason:
             more = ask.lanes - len(own)
             extra: tuple[int, ...] = ()
             if more:
-                found = find_place(replace(ask, gpus=more, gpu="", same_group=False), replace(pool, movable=nobody))
-                if found is None:
+                placement = find_place(replace(ask, gpus=more, gpu="", same_group=False), replace(pool, movable=nobody))
+                if placement is None:
                     return Reason("full", f"{more} more GPUs of pool {ask.pool} are not free throughout that time")
-                extra = found[0]
+                extra = placement[0]
             for lane in extra:
                 table.add(lane, start, end)
                 mine.append((lane, start, end))
@@ -189,7 +189,7 @@ def _stay(ask: Ask, pool: PoolLanes, keep: Sequence[int]) -> Placed | Reason:
             for taken in mine:
                 table.remove(*taken)
     if placed is None:
-        names = ", ".join(one.id for one in in_the_way)
+        names = ", ".join(movable.id for movable in in_the_way)
         return Reason("full", f"its GPUs are booked by others later ({names}), and there are no other GPUs for these")
     return (*own, *extra), dict(placed.items())
 
@@ -292,8 +292,8 @@ def _choose(
 ) -> tuple[int, ...]:
     """Free lanes for it that cost and leave behind the least; () when there are not enough."""
     timetable, cost = pool.timetable, pool.cost
-    known = bool(keep) and len(keep) == ask.lanes and {*keep} <= {lane.id for lane in lanes}
-    if known and all(timetable.is_free(lane, start, end) for lane in keep):
+    can_keep = bool(keep) and len(keep) == ask.lanes and {*keep} <= {lane.id for lane in lanes}
+    if can_keep and all(timetable.is_free(lane, start, end) for lane in keep):
         return tuple(keep)
     if cost:
         lanes = sorted(lanes, key=lambda lane: cost.get(lane.id, 0))
@@ -304,11 +304,11 @@ def _choose(
     some = list(islice(free, ask.lanes + LOOK_AT))
     if len(some) < ask.lanes:
         return ()
-    kept = {*keep}
+    preferred = {*keep}
 
     def worth(lane: Lane) -> tuple[object, ...]:
         gap = timetable.gap(lane.id, start, end)
-        return (lane.id not in kept, cost.get(lane.id, 0), bool(lane.trouble), lane.size, gap)
+        return (lane.id not in preferred, cost.get(lane.id, 0), bool(lane.trouble), lane.size, gap)
 
     return tuple(lane.id for lane in sorted(some, key=worth)[: ask.lanes])
 
@@ -319,7 +319,7 @@ def _on_one_host(ask: Ask, free: Sequence[Lane], cost: Mapping[int, int]) -> tup
     lanes: dict[str, list[int]] = {}
     for lane in free:
         lanes.setdefault(lane.host, []).append(lane.id)
-    able = [host for host, found in lanes.items() if len(found) >= ask.lanes]
+    able = [host for host, lane_ids in lanes.items() if len(lane_ids) >= ask.lanes]
     if not able:
         return ()
 
@@ -333,13 +333,13 @@ def _make_room(ask: Ask, lanes: Sequence[Lane], pool: PoolLanes, start: int, end
     """Lanes for it when others that have not begun change theirs. The others of its time are taken off the timetable
     and put back one by one: what is hard to place first, so that the rest finds what is left."""
     everywhere = [lane.id for lane in pool.usable(start)]
-    found = [interval for lane in everywhere for interval in pool.timetable.intervals(lane, start, end)]
-    if len(found) > MOST_MOVES or pool.timetable.peak(everywhere, start, end) + ask.lanes > len(everywhere):
+    intervals = [interval for lane in everywhere for interval in pool.timetable.intervals(lane, start, end)]
+    if len(intervals) > MOST_MOVES or pool.timetable.peak(everywhere, start, end) + ask.lanes > len(everywhere):
         return None  # too many to try, or at some moment there is no lane left, wherever the others are
     others = pool.movable(start, end)
     if not others or len(others) > MOST_MOVES:
         return None
-    taken = [one for other in others for one in taken_by(other)]
+    taken = [interval for other in others for interval in taken_by(other)]
     new = Movable("", ask, (), pool.avoid)
     with pool.timetable.without(taken):
         for order in (_hard_first, _time_first):
@@ -351,30 +351,30 @@ def _make_room(ask: Ask, lanes: Sequence[Lane], pool: PoolLanes, start: int, end
     return None
 
 
-def _hard_first(one: Movable) -> tuple[object, ...]:
-    ask = one.ask
-    return (not ask.gpu, not ask.same_group, not ask.same_host, -ask.lanes, ask.start, one.id)
+def _hard_first(movable: Movable) -> tuple[object, ...]:
+    ask = movable.ask
+    return (not ask.gpu, not ask.same_group, not ask.same_host, -ask.lanes, ask.start, movable.id)
 
 
-def _time_first(one: Movable) -> tuple[object, ...]:
-    return (one.ask.start, not one.ask.gpu, -one.ask.lanes, one.id)
+def _time_first(movable: Movable) -> tuple[object, ...]:
+    return (movable.ask.start, not movable.ask.gpu, -movable.ask.lanes, movable.id)
 
 
-def _place_all(wanted: Sequence[Movable], pool: PoolLanes) -> dict[str, tuple[int, ...]] | None:
+def _place_all(movables: Sequence[Movable], pool: PoolLanes) -> dict[str, tuple[int, ...]] | None:
     """Lanes for all of them; None when one finds none. The timetable is as before afterwards."""
     placed: dict[str, tuple[int, ...]] = {}
     put: list[Taken] = []
     try:
-        for one in wanted:
-            start, end = seconds(one.ask.start), seconds(one.ask.end)
-            suitable = _suitable(one.ask, pool)
+        for movable in movables:
+            start, end = seconds(movable.ask.start), seconds(movable.ask.end)
+            suitable = _suitable(movable.ask, pool)
             if isinstance(suitable, Reason):
                 return None
-            suitable = [lane for lane in suitable if lane.id not in one.avoid] if one.avoid else suitable
-            chosen = _choose(one.ask, suitable, pool, start, end, one.lanes)
+            suitable = [lane for lane in suitable if lane.id not in movable.avoid] if movable.avoid else suitable
+            chosen = _choose(movable.ask, suitable, pool, start, end, movable.lanes)
             if not chosen:
                 return None
-            placed[one.id] = chosen
+            placed[movable.id] = chosen
             for lane in chosen:
                 pool.timetable.add(lane, start, end)
                 put.append((lane, start, end))
@@ -415,8 +415,8 @@ def _earliest(ask: Ask, lanes: Sequence[Lane], pool: PoolLanes, start: int, leng
     if ask.same_host:
         groups = [[lane.id for lane in lanes if lane.host == host] for host in _by_host(lanes)]
     timetable, troubled = pool.timetable, pool.troubled
-    found = [timetable.earliest(group, ask.lanes, start, length, until, troubled) for group in groups]
-    first = min((at for at in found if at is not None), default=None)
+    earliest_starts = [timetable.earliest(group, ask.lanes, start, length, until, troubled) for group in groups]
+    first = min((at for at in earliest_starts if at is not None), default=None)
     if first is None:
         return None
     round_ = -(-first // STEP) * STEP

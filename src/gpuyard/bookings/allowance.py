@@ -21,6 +21,6 @@ class Allowance(Protocol):
     def counted_until(self) -> int:
         """Up to this moment (seconds) what was used counts, and from it on what is booked."""
 
-    def objections(self, asked: BookedTime, ahead: Sequence[BookedTime]) -> list[str]:
+    def objections(self, requested: BookedTime, ahead: Sequence[BookedTime]) -> list[str]:
         """Why a booking does not fit beside those that there are (`ahead`, in any order, also of before
         `counted_until`); empty when it does. Each is a sentence without its full stop."""

@@ -150,13 +150,13 @@ def plan_pool(view: PoolView, controls: Controls, now: datetime) -> PoolPlan:
     if pending and not settling:
         opened |= {booking.id for booking in pending}
         targets = limit_targets(view, controls, closing, opened)
-    kept = kept_lanes(view, now, opened)
+    hold_reasons = kept_lanes(view, now, opened)
     raising = [step for step in _limit_steps(view, controls, targets) if step.value > _has(controls, step)]
-    holding, waits = _hold_steps(view, controls, kept)
-    held = dict(view.memory.holds) | {step.provider: step.generation + 1 for step in holding}
-    held |= _taken_over(view, controls, kept)
+    holding, waits = _hold_steps(view, controls, hold_reasons)
+    holds = dict(view.memory.holds) | {step.provider: step.generation + 1 for step in holding}
+    holds |= _taken_over(view, controls, hold_reasons)
     steps = (
-        *_remember_holds(view, view.memory.holds, held),
+        *_remember_holds(view, view.memory.holds, holds),
         *_require_waiting(view, holding),
         *holding,
         *_before_lowering(view, bool(lowering) or not closing),
@@ -165,7 +165,7 @@ def plan_pool(view: PoolView, controls: Controls, now: datetime) -> PoolPlan:
         *_remember_opened(view, opened),
         *_remember_windows(view, opened, now),
         *raising,
-        *_release_steps(view, controls, kept, held),
+        *_release_steps(view, controls, hold_reasons, holds),
     )
     if settling:
         waits = (*waits, f"pool {view.pool}: GPUs of {len(pending)} bookings are not released yet: {settling}")
@@ -177,14 +177,14 @@ def plan_pool(view: PoolView, controls: Controls, now: datetime) -> PoolPlan:
         if booking.id in ready and (booking.id in opened or not view.exclusive(booking))
     }
     waits = (*waits, *_pauses(view, now), *_leftover(view))
-    return PoolPlan(steps, waits, kept, ready, frozenset(usable), again, _blocked(view, closing, now))
+    return PoolPlan(steps, waits, hold_reasons, ready, frozenset(usable), again, _blocked(view, closing, now))
 
 
 def _ready(view: PoolView, closing: Iterable[Booking], opened: frozenset[str]) -> frozenset[str]:
     """Whose GPUs are free, and who is let in. Who had a window, or a server, counts also after it: another window is
     theirs to have."""
     owners = {booking.project_id for booking in closing if booking.id in opened}
-    found = set()
+    ready_ids = set()
     for booking in running(view.bookings):
         if not view.room(booking):
             continue
@@ -193,16 +193,16 @@ def _ready(view: PoolView, closing: Iterable[Booking], opened: frozenset[str]) -
         else:
             let_in = not list(closing) or booking.project_id in owners
         if let_in:
-            found.add(booking.id)
-    return frozenset(found)
+            ready_ids.add(booking.id)
+    return frozenset(ready_ids)
 
 
 def _pauses(view: PoolView, now: datetime) -> Iterable[str]:
     """Who has asked for another window too soon."""
     for booking in running(view.bookings):
         had = booking.id in view.memory.windows
-        asked = booking.open_until is not None and now < min(booking.open_until, booking.ask.end)
-        if had and asked and view.exclusive(booking) and view.room(booking) and not view.window(booking, now):
+        requested = booking.open_until is not None and now < min(booking.open_until, booking.ask.end)
+        if had and requested and view.exclusive(booking) and view.room(booking) and not view.window(booking, now):
             again = second_text(view.pause(booking, now))
             yield f"pool {view.pool}: GPUs of booking {booking.id} are not released again before {again}"
 
@@ -218,10 +218,11 @@ def _leftover(view: PoolView) -> Iterable[str]:
 def _blocked(view: PoolView, closing: Iterable[Booking], now: datetime) -> str:
     if not view.trusted:
         return ""
-    ends = [window[1] for one in closing if (window := view.window(one, now))]
+    ends = [window[1] for booking in closing if (window := view.window(booking, now))]
     until = f" until {max(ends).strftime('%H:%M:%S UTC')} or its server is there" if ends else ""
     names = ", ".join(
-        f"{one.ask.gpu}, {_whose(one)}" if one.kind is BookingKind.LOAN else _whose(one) for one in closing
+        f"{booking.ask.gpu}, {_whose(booking)}" if booking.kind is BookingKind.LOAN else _whose(booking)
+        for booking in closing
     )
     return f"GPUs of pool {view.pool} are released for {names}{until}" if names else ""
 
@@ -341,19 +342,21 @@ def _remember_windows(view: PoolView, opened: frozenset[str], now: datetime) -> 
 
 def kept_lanes(view: PoolView, now: datetime, opened: frozenset[str]) -> dict[int, str]:
     """Return lanes that nobody is to get, each with why."""
-    kept: dict[int, str] = {}
+    hold_reasons: dict[int, str] = {}
     released: set[int] = set()
     for booking in view.bookings:
         if booking.kind is BookingKind.HOLD:
             begun = booking.state is BookingState.ACTIVE or (booking.state in SOON and booking.ask.start <= now)
             if begun and now < booking.ask.end:
-                kept |= dict.fromkeys(booking.lanes, f"hold {booking.id}: {booking.ask.comment or 'by an operator'}")
+                hold_reasons |= dict.fromkeys(
+                    booking.lanes, f"hold {booking.id}: {booking.ask.comment or 'by an operator'}"
+                )
         elif booking.state in SOON:
             if booking.ask.start - view.rules_of(booking).hold <= now < booking.ask.end:
-                kept |= dict.fromkeys(booking.lanes, f"booking {booking.id} of {booking.user} starts soon")
+                hold_reasons |= dict.fromkeys(booking.lanes, f"booking {booking.id} of {booking.user} starts soon")
         elif booking.kind is BookingKind.RUNNER:
             if view.waits_for_server(booking):
-                kept |= dict.fromkeys(booking.lanes, f"leased for server {booking.server}")
+                hold_reasons |= dict.fromkeys(booking.lanes, f"leased for server {booking.server}")
             else:
                 released |= set(view.missing(booking))
         elif booking.state is BookingState.ACTIVE:
@@ -362,16 +365,16 @@ def kept_lanes(view: PoolView, now: datetime, opened: frozenset[str]) -> dict[in
             if not view.exclusive(booking) or booking.id in opened:
                 released |= set(lanes)
             else:
-                kept |= dict.fromkeys(lanes, _whose(booking))
+                hold_reasons |= dict.fromkeys(lanes, _whose(booking))
             if view.exclusive(booking) and (not view.once if booking.kind is BookingKind.LOAN else view.held_below):
                 # Under its server too: when that is deleted, the GPU is not everybody's until somebody notices. Nobody
                 # moves the server of a loan, so that is held on releases that could not move it then.
-                kept |= dict.fromkeys(claimed, _whose(booking))
+                hold_reasons |= dict.fromkeys(claimed, _whose(booking))
     for lane, why in _guarded(view, now):
         if lane not in released:
-            kept.setdefault(lane, why)
-    kept |= _beside_loans(view, opened) | _out_of_use(view, opened)
-    return {lane: why for lane, why in kept.items() if lane in view.providers}
+            hold_reasons.setdefault(lane, why)
+    hold_reasons |= _beside_loans(view, opened) | _out_of_use(view, opened)
+    return {lane: why for lane, why in hold_reasons.items() if lane in view.providers}
 
 
 def _whose(booking: Booking) -> str:
@@ -402,27 +405,29 @@ def _beside_loans(view: PoolView, opened: frozenset[str]) -> dict[int, str]:
     """All lanes on which the server of a loan could land instead, while it is let in: of its host where we start that
     server ourselves, there and nowhere else, and of the whole pool where its project does. Also below servers that may
     be deleted meanwhile, but where Nova reserves the GPU itself then."""
-    found: dict[int, str] = {}
+    hold_reasons: dict[int, str] = {}
     for loan in _loans(view):
         if loan.id in opened and (missing := view.missing(loan)):
             hosts = {view.lanes[lane].host for lane in missing if lane in view.lanes}
             near = (id for id, lane in view.lanes.items() if not loan.server or lane.host in hosts)
             why = f"{loan.ask.gpu} is {_whose(loan)}, and its server must not land here"
-            found |= {lane: why for lane in near if lane not in loan.lanes and not (view.once and lane in view.busy)}
-    return found
+            hold_reasons |= {
+                lane: why for lane in near if lane not in loan.lanes and not (view.once and lane in view.busy)
+            }
+    return hold_reasons
 
 
 def _loans(view: PoolView) -> list[Booking]:
-    return [one for one in running(view.bookings) if one.kind is BookingKind.LOAN]
+    return [booking for booking in running(view.bookings) if booking.kind is BookingKind.LOAN]
 
 
 def plan_kept_back(view: PoolView, controls: Controls) -> tuple[EnforcementStep, ...]:
     """Plan only the holds of lanes that are kept back: they need not wait for the rest of a plan. Providers that are
     held already stay as they are."""
-    kept = {lane: why for lane, why in _out_of_use(view, view.memory.opened).items() if lane in view.providers}
-    holding, _ = _hold_steps(view, controls, kept)
-    held = dict(view.memory.holds) | {step.provider: step.generation + 1 for step in holding}
-    return (*_remember_holds(view, view.memory.holds, held), *holding)
+    hold_reasons = {lane: why for lane, why in _out_of_use(view, view.memory.opened).items() if lane in view.providers}
+    holding, _ = _hold_steps(view, controls, hold_reasons)
+    holds = dict(view.memory.holds) | {step.provider: step.generation + 1 for step in holding}
+    return (*_remember_holds(view, view.memory.holds, holds), *holding)
 
 
 def _guarded(view: PoolView, now: datetime) -> Iterable[tuple[int, str]]:
@@ -457,55 +462,59 @@ def unclear(view: PoolView, now: datetime) -> set[str]:
     return ((most | beside) - view.reserved) | let_go | view.clean.keys()
 
 
-def _hold_steps(view: PoolView, controls: Controls, kept: Mapping[int, str]) -> tuple[list[PlaceHold], tuple[str, ...]]:
+def _hold_steps(
+    view: PoolView, controls: Controls, hold_reasons: Mapping[int, str]
+) -> tuple[list[PlaceHold], tuple[str, ...]]:
     """And what cannot be held."""
     steps: list[PlaceHold] = []
     waits: list[str] = []
-    for lane in sorted(kept):
+    for lane in sorted(hold_reasons):
         for name in view.providers[lane]:
-            seen = controls.providers.get(name)
-            if name in view.reserved or (seen is not None and seen.reserved):
+            provider = controls.providers.get(name)
+            if name in view.reserved or (provider is not None and provider.reserved):
                 continue  # ours already, or somebody else's, which is as good
-            if seen is None:
+            if provider is None:
                 gone = "all units of its device are taken" if is_unit(name) else "it is not in Placement"
-                waits.append(f"{name} cannot be held ({gone}): {kept[lane]}")
+                waits.append(f"{name} cannot be held ({gone}): {hold_reasons[lane]}")
             else:
-                steps.append(PlaceHold(view.pool, name, seen.generation, kept[lane]))
+                steps.append(PlaceHold(view.pool, name, provider.generation, hold_reasons[lane]))
     return steps, tuple(waits)
 
 
-def _taken_over(view: PoolView, controls: Controls, kept: Mapping[int, str]) -> dict[str, int]:
+def _taken_over(view: PoolView, controls: Controls, hold_reasons: Mapping[int, str]) -> dict[str, int]:
     """Clean ones that are to be kept, as holds of ours: they are reserved already."""
-    wanted = {name for lane in kept for name in view.providers[lane]}
-    return {name: number for name, number in _clean(view, controls).items() if name in wanted}
+    desired_names = {name for lane in hold_reasons for name in view.providers[lane]}
+    return {name: number for name, number in _clean(view, controls).items() if name in desired_names}
 
 
 def _clean(view: PoolView, controls: Controls) -> dict[str, int]:
     """Providers that are reserved in the very generation in which they were found clean."""
-    found = {name: controls.providers.get(name) for name in view.clean}
+    providers = {name: controls.providers.get(name) for name in view.clean}
     return {
-        name: seen.generation
-        for name, seen in found.items()
-        if seen is not None and seen.reserved and seen.generation == view.clean[name]
+        name: provider.generation
+        for name, provider in providers.items()
+        if provider is not None and provider.reserved and provider.generation == view.clean[name]
     }
 
 
 def _release_steps(
-    view: PoolView, controls: Controls, kept: Mapping[int, str], held: Mapping[str, int]
+    view: PoolView, controls: Controls, hold_reasons: Mapping[int, str], held: Mapping[str, int]
 ) -> Iterable[EnforcementStep]:
     """Holds of ours that are not wanted any more, and what is clean and not kept: peers before their leader, or a
     leader would be had without them. `held`: what is remembered once the hold steps of the same plan are done."""
-    wanted = {name for lane in kept for name in view.providers[lane]}
+    desired_names = {name for lane in hold_reasons for name in view.providers[lane]}
     order = {name: -index for names in view.providers.values() for index, name in enumerate(names)}
     clean = _clean(view, controls)
-    gone = view.memory.holds.keys() - wanted
-    for name in sorted(gone | (clean.keys() - wanted), key=lambda name: (order.get(name, 0), name)):
-        seen = controls.providers.get(name)
+    gone = view.memory.holds.keys() - desired_names
+    for name in sorted(gone | (clean.keys() - desired_names), key=lambda name: (order.get(name, 0), name)):
+        provider = controls.providers.get(name)
         # A GPU that is used once is reserved by Nova when a server gets it. That is another generation than ours.
-        ours = name in gone and (not controls.one_time_use or (seen and seen.generation == view.memory.holds[name]))
-        if seen is not None and seen.reserved and (ours or name in clean):
+        ours = name in gone and (
+            not controls.one_time_use or (provider and provider.generation == view.memory.holds[name])
+        )
+        if provider is not None and provider.reserved and (ours or name in clean):
             reason = "it is clean again" if name in clean else "nobody is to be kept out"
-            yield ReleaseHold(view.pool, name, seen.generation, reason)
+            yield ReleaseHold(view.pool, name, provider.generation, reason)
     yield from _remember_holds(view, held, {name: number for name, number in held.items() if name not in gone})
 
 
@@ -519,7 +528,7 @@ def _remember_holds(view: PoolView, before: Mapping[str, int], after: Mapping[st
 def _require_waiting(view: PoolView, holding: Iterable[PlaceHold]) -> Iterable[Remember]:
     """Before groups are held for leases: fails when one of them has been lifted since, whose hold would keep out its
     own server. It stands after the intents are written down: `GroupHolds` has why."""
-    leases = [one for one in on_now(view.bookings) if view.waits_for_server(one)]
+    leases = [lease for lease in on_now(view.bookings) if view.waits_for_server(lease)]
     groups = {name for lease in leases for lane in lease.lanes for name in view.providers.get(lane, ())}
     if any(step.provider in groups for step in holding):
         yield Remember(view.pool, "lifted", lifted_text(view.memory.lifted), "as long as no server is asked for")

@@ -48,14 +48,14 @@ class PoolAhead:
 def spans(pool: PoolAhead, project_id: str, servers: int, gpus: int, whole: bool, now: datetime) -> tuple[Span, ...]:
     """Return until when so many servers with so many GPUs each keep them, those that last longest first. `whole`: each
     takes a whole slot of its size; else each of its GPUs may be in another one."""
-    found: list[Span] = []
-    each = 1 if whole else gpus
+    result: list[Span] = []
+    per_server = 1 if whole else gpus
     own = [b for b in pool.bookings if b.kind is BookingKind.BOOKING and b.state is BookingState.ACTIVE]
-    for booking in sorted(own, key=lambda one: (one.ask.end, one.id), reverse=True):
+    for booking in sorted(own, key=lambda candidate: (candidate.ask.end, candidate.id), reverse=True):
         left = sum(lane not in pool.busy for lane in booking.lanes)
-        covered = min(servers, left // each) if booking.project_id == project_id else 0
+        covered = min(servers, left // per_server) if booking.project_id == project_id else 0
         if covered and (booking.ask.same_group and booking.ask.gpus > 1) == whole:
-            found.append(Span(covered, booking.ask.end, booking.id))
+            result.append(Span(covered, booking.ask.end, booking.id))
             servers -= covered
     pinned = _pinned(pool, now)
     limits = [
@@ -63,11 +63,13 @@ def spans(pool: PoolAhead, project_id: str, servers: int, gpus: int, whole: bool
     ]
     untils: dict[datetime | None, int] = {}
     for number in range(1, servers + 1):
-        ends = [end for room in limits if (end := room.until(number * each)) is not None]
+        ends = [end for room in limits if (end := room.until(number * per_server)) is not None]
         until = min([*ends, *([pinned] if pinned else [])], default=None)
         untils[until] = untils.get(until, 0) + 1
-    found += [Span(count, until) for until, count in untils.items()]
-    return tuple(sorted(found, key=lambda one: (one.until is not None, -(one.until or now).timestamp(), one.booking)))
+    result += [Span(count, until) for until, count in untils.items()]
+    return tuple(
+        sorted(result, key=lambda span: (span.until is not None, -(span.until or now).timestamp(), span.booking))
+    )
 
 
 def _pinned(pool: PoolAhead, now: datetime) -> datetime | None:
@@ -140,4 +142,4 @@ def begins_next(bookings: Iterable[Booking], project_id: str) -> Booking | None:
         and booking.kind is BookingKind.BOOKING
         and booking.state in (BookingState.CONFIRMED, BookingState.OFFERED)
     )
-    return min(soon, key=lambda one: (one.ask.start, one.id), default=None)
+    return min(soon, key=lambda booking: (booking.ask.start, booking.id), default=None)

@@ -61,8 +61,8 @@ def running(bookings: Iterable[Booking]) -> list[Booking]:
 
 def on_now(bookings: Iterable[Booking]) -> list[Booking]:
     """Return leases that are active, in order of their start."""
-    found = [b for b in bookings if b.kind is BookingKind.RUNNER and b.state is BookingState.ACTIVE]
-    return sorted(found, key=lambda b: (b.ask.start, b.id))
+    leases = [b for b in bookings if b.kind is BookingKind.RUNNER and b.state is BookingState.ACTIVE]
+    return sorted(leases, key=lambda b: (b.ask.start, b.id))
 
 
 def may_use(holder: Holder | Server, booking: Booking) -> bool:
@@ -85,7 +85,7 @@ def match(bookings: Iterable[Booking], holders: Iterable[Holder]) -> Matches:
     bookings_of: dict[str, tuple[str, ...]] = {}
     unbooked: list[Holder] = []
     for holder in sorted(
-        (holder for holder in holders if holder.lanes), key=lambda one: (one.created or EARLY, one.id)
+        (holder for holder in holders if holder.lanes), key=lambda server: (server.created or EARLY, server.id)
     ):
         lease = leases.pop((holder.project_id, holder.name), None)
         if lease is not None:

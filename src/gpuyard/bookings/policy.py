@@ -86,20 +86,20 @@ def booking_owner(booking: Booking) -> Person:
 
 def malformed(ask: Ask, now: datetime, started: bool = False) -> list[Reason]:
     """Return reasons that no override sets aside."""
-    found = []
+    reasons = []
     if ask.gpus < 1:
-        found.append(Reason("no_gpus", f"{ask.gpus} GPUs are none; book 1 or more"))
+        reasons.append(Reason("no_gpus", f"{ask.gpus} GPUs are none; book 1 or more"))
     if ask.same_group and ask.gpus < 2:
-        found.append(Reason("one_group", "one GPU is in one group anyway; leave same_group out, or book 2 or more"))
+        reasons.append(Reason("one_group", "one GPU is in one group anyway; leave same_group out, or book 2 or more"))
     if ask.end <= ask.start:
-        found.append(Reason("ends_first", f"the end, {spell(ask.end)}, is not after the start, {spell(ask.start)}"))
+        reasons.append(Reason("ends_first", f"the end, {spell(ask.end)}, is not after the start, {spell(ask.start)}"))
     elif ask.end <= now:
-        found.append(Reason("past", f"the end, {spell(ask.end)}, is over; it is {spell(now)}"))
+        reasons.append(Reason("past", f"the end, {spell(ask.end)}, is over; it is {spell(now)}"))
     elif not started and ask.start < now - PATIENCE:
-        found.append(Reason("past", f"the start, {spell(ask.start)}, is over; it is {spell(now)}"))
+        reasons.append(Reason("past", f"the start, {spell(ask.start)}, is over; it is {spell(now)}"))
     if max(ask.start, ask.end) > FOREVER:
-        found.append(Reason("too_far", f"there are no bookings after the year {FOREVER.year}"))
-    return found
+        reasons.append(Reason("too_far", f"there are no bookings after the year {FOREVER.year}"))
+    return reasons
 
 
 def months(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:

@@ -106,12 +106,14 @@ class PoolView:
     @cached_property
     def strays(self) -> tuple[Holder, ...]:
         """Servers without a booking that somebody answers for, the oldest first."""
-        return tuple(one for one in self.matches.unbooked if one.project_id not in self.trusted.keys() | self.own)
+        return tuple(
+            holder for holder in self.matches.unbooked if holder.project_id not in self.trusted.keys() | self.own
+        )
 
     @cached_property
     def leftover(self) -> tuple[Holder, ...]:
         """Servers in trusted projects without a lease: about to be deleted, or somebody has put them there."""
-        return tuple(one for one in self.matches.unbooked if one.project_id in self.trusted)
+        return tuple(holder for holder in self.matches.unbooked if holder.project_id in self.trusted)
 
     def rules_of(self, booking: Booking) -> Rules:
         return self.rules(booking.project)
@@ -119,8 +121,8 @@ class PoolView:
     def missing(self, booking: Booking) -> tuple[int, ...]:
         """Lanes of a booking that no server of its owner is on yet."""
         claimed = self.matches.claims.get(booking.id, ())
-        wanted = len(booking.lanes) - len(claimed)
-        return tuple(lane for lane in booking.lanes if lane not in claimed)[: max(0, wanted)]
+        remaining = len(booking.lanes) - len(claimed)
+        return tuple(lane for lane in booking.lanes if lane not in claimed)[: max(0, remaining)]
 
     @cached_property
     def busy(self) -> frozenset[int]:
@@ -156,23 +158,23 @@ class PoolView:
 
     def waits_for_server(self, lease: Booking) -> bool:
         """Return whether the group of a runner's lease is to be held: Nova has not been asked for its server yet."""
-        asked = lease.id in self.memory.lifted or lease.claimed is not None or lease.id in self.matches.claims
-        return lease.state is BookingState.ACTIVE and is_whole_group(lease) and not asked
+        requested = lease.id in self.memory.lifted or lease.claimed is not None or lease.id in self.matches.claims
+        return lease.state is BookingState.ACTIVE and is_whole_group(lease) and not requested
 
     def window(self, booking: Booking, now: datetime) -> tuple[datetime, datetime] | None:
         """Return the time in which the GPUs of an exclusive booking are released, when that is on or still to come. A
         window has its length from the moment that it was asked for; after it comes the pause, if there is one."""
         length, last = self.rules_of(booking).window, self.last_window(booking.id, now)
         started = booking.ask.start if last is None else min(booking.ask.start, last)
-        asked = (booking.open_until or started + length).replace(microsecond=0)
-        begin = asked - length
+        until = (booking.open_until or started + length).replace(microsecond=0)
+        begin = until - length
         if booking.state is BookingState.ACTIVE and begin > now:  # the clock has gone back since
             begin = last or now.replace(microsecond=0)
         if last is not None and self.keeps_others_out(booking):
             pause = self.pause(booking, now)
             if now < last + length:
                 begin = last
-            elif now < pause or now >= asked:
+            elif now < pause or now >= until:
                 return None
             else:
                 begin = max(begin, pause)
@@ -182,13 +184,13 @@ class PoolView:
     def last_window(self, id: str, now: datetime) -> datetime | None:
         """Return when a booking's last window began; none began later than now, only the clock may have gone back
         since."""
-        known = self.memory.windows.get(id)
-        return None if known is None else min(known, now.replace(microsecond=0))
+        began = self.memory.windows.get(id)
+        return None if began is None else min(began, now.replace(microsecond=0))
 
     def pause(self, booking: Booking, now: datetime) -> datetime:
         """Return the moment before which there is no other window for bookings of its owner that had one: others have
         the pool as long."""
-        mine = (self.last_window(one.id, now) for one in self.bookings if one.user_id == booking.user_id)
+        mine = (self.last_window(other.id, now) for other in self.bookings if other.user_id == booking.user_id)
         return max(begin for begin in mine if begin is not None) + 2 * self.rules_of(booking).window
 
     def keeps_others_out(self, booking: Booking) -> bool:
@@ -200,7 +202,7 @@ class PoolView:
         """Return exclusive bookings whose GPUs are released, or to be released now or in a moment. Those of which one's
         server may land on the other's GPUs take turns: one that is released stays so, then whole slots go first. A loan
         is alone."""
-        found = [
+        candidates = [
             booking
             for booking in self.bookings
             if booking.kind in LET_IN
@@ -211,16 +213,18 @@ class PoolView:
         ]
         turns: list[Booking] = []
         opened = self.memory.opened
-        for one in sorted(found, key=lambda b: (b.id not in opened, not is_whole_group(b), b.ask.start, b.id)):
-            if not any(self._in_each_others_way(one, other) for other in turns):
-                turns.append(one)
+        for booking in sorted(candidates, key=lambda b: (b.id not in opened, not is_whole_group(b), b.ask.start, b.id)):
+            if not any(self._in_each_others_way(booking, other) for other in turns):
+                turns.append(booking)
         return turns
 
     @staticmethod
     def _begins_soon(booking: Booking, now: datetime) -> bool:
         return booking.state is BookingState.CONFIRMED and booking.ask.start - PREPARE <= now
 
-    def _in_each_others_way(self, one: Booking, other: Booking) -> bool:
-        if BookingKind.LOAN in (one.kind, other.kind):
+    def _in_each_others_way(self, booking: Booking, other: Booking) -> bool:
+        if BookingKind.LOAN in (booking.kind, other.kind):
             return True
-        return self.mixed and one.project_id != other.project_id and is_whole_group(one) != is_whole_group(other)
+        return (
+            self.mixed and booking.project_id != other.project_id and is_whole_group(booking) != is_whole_group(other)
+        )

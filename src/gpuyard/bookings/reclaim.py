@@ -66,20 +66,20 @@ def reasons(view: PoolView, ended: Mapping[tuple[str, str], datetime], yielding:
     """Return server -> the rule by which it must go. `ended`: (user, project) -> when a booking of the pool that they
     could use was over last. Servers that Nova is still making are left for the next run."""
     may_stay, must_yield = tolerated(view), set(yielding)
-    found = {}
+    rules_by_server = {}
     for holder in view.strays:
         if holder.on_its_way or holder.status == "BUILD":
             continue
         if holder.id in may_stay:
             if holder.id in must_yield:
-                found[holder.id] = YIELDS
+                rules_by_server[holder.id] = YIELDS
             continue
         over = ended.get((holder.user_id, holder.project_id))
         if over is not None and holder.created is not None and holder.created < over:
-            found[holder.id] = PAST_THE_END
+            rules_by_server[holder.id] = PAST_THE_END
         else:
-            found[holder.id] = TOO_MANY if holder.project_id in view.unbooked else MUST_BOOK
-    return found
+            rules_by_server[holder.id] = TOO_MANY if holder.project_id in view.unbooked else MUST_BOOK
+    return rules_by_server
 
 
 def idle_ones(view: PoolView, idle: Collection[str]) -> dict[str, str]:
@@ -105,9 +105,9 @@ def plan_cases(
     follows but a warning."""
     holders = {holder.id: holder for holder in view.holders if holder.lanes}
     steps = [_next(view, case, holders.get(case.server_id), why, dry_run, now, only_warn) for case in cases]
-    known = {case.server_id for case in cases}
+    known_servers = {case.server_id for case in cases}
     for server, rule in why.items():
-        if server not in known:
+        if server not in known_servers:
             holder = holders[server]
             case = Overstay(
                 server_id=server,

@@ -72,18 +72,18 @@ def expand(ask: Ask, rule: str, zone: str) -> list[Ask] | Reason:
 def _parts(rule: str) -> dict[str, str] | Reason:
     """The rule, taken apart, with nothing in it that is not in PARTS."""
     example = "write one as in FREQ=WEEKLY;COUNT=4"
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for part in rule.strip().upper().removeprefix("RRULE:").split(";"):
         name, _, value = part.partition("=")
-        if name not in PARTS or name in found or not PARTS[name].fullmatch(value):
-            known = ", ".join(PARTS)
-            return Reason("repeat", f"{part!r} is not a way to repeat a booking; {example} (the parts are {known})")
-        found[name] = value
-    if "FREQ" not in found:
+        if name not in PARTS or name in parts or not PARTS[name].fullmatch(value):
+            allowed = ", ".join(PARTS)
+            return Reason("repeat", f"{part!r} is not a way to repeat a booking; {example} (the parts are {allowed})")
+        parts[name] = value
+    if "FREQ" not in parts:
         return Reason("repeat", f"{rule!r} has no FREQ; {example}")
-    if ("COUNT" in found) == ("UNTIL" in found):
+    if ("COUNT" in parts) == ("UNTIL" in parts):
         return Reason("repeat", f"{rule!r} must end: add either COUNT= or UNTIL=, as in FREQ=WEEKLY;COUNT=4")
-    return found
+    return parts
 
 
 def _times(parts: Mapping[str, str], first: datetime, local: ZoneInfo) -> list[datetime]:
@@ -92,10 +92,10 @@ def _times(parts: Mapping[str, str], first: datetime, local: ZoneInfo) -> list[d
     until = parts.get("UNTIL", "")
     if until:
         form = "%Y%m%dT%H%M%SZ" if until.endswith("Z") else "%Y%m%dT%H%M%S" if "T" in until else "%Y%m%d"
-        given = datetime.strptime(until, form)  # noqa: DTZ007 - local times, as in a rule
+        until_time = datetime.strptime(until, form)  # noqa: DTZ007 - local times, as in a rule
         if until.endswith("Z"):
-            given = given.replace(tzinfo=UTC).astimezone(local).replace(tzinfo=None)
-        limit = min(limit, given if "T" in until else given + timedelta(days=1, seconds=-1))
+            until_time = until_time.replace(tzinfo=UTC).astimezone(local).replace(tzinfo=None)
+        limit = min(limit, until_time if "T" in until else until_time + timedelta(days=1, seconds=-1))
     rest = ";".join(f"{name}={value}" for name, value in parts.items() if name not in ("COUNT", "UNTIL"))
     rule = rrulestr(f"{rest};UNTIL={limit:%Y%m%dT%H%M%S}", dtstart=first)
     assert isinstance(rule, rrule)

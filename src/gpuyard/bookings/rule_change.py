@@ -42,8 +42,8 @@ def losses(
         had, has = getattr(before, key), getattr(after, key)
         if has is None or (had is not None and has >= had) or not _matters(key, booking, after):
             continue
-        said = text.format(now=rule_text(key, has), before="any time" if had is None else rule_text(key, had))
-        yield _finding(booking, "booking-loses", Severity.WARNING, key, said, "tell its owner")
+        message = text.format(now=rule_text(key, has), before="any time" if had is None else rule_text(key, had))
+        yield _finding(booking, "booking-loses", Severity.WARNING, key, message, "tell its owner")
 
 
 def _not_allowed(booking: Booking, reason: Reason) -> Finding:

@@ -39,11 +39,11 @@ def shortage(view: PoolView, now: datetime) -> Shortage:
     """Go through bookings in order of their start; each takes its GPU, or another free one like it, or is short of
     one."""
     near = list(_near(view, now))
-    loans = (one for one in running(view.bookings) if one.kind is BookingKind.LOAN)
+    loans = (loan for loan in running(view.bookings) if loan.kind is BookingKind.LOAN)
     spoken_for = {lane for booking in (*near, *on_now(view.bookings), *loans) for lane in booking.lanes}
     free = {lane for lane in view.lanes if view.ready(lane)}
     moves: dict[str, tuple[int, ...]] = {}
-    given: set[int] = set()
+    assigned: set[int] = set()
     victims: list[str] = []
     delayed: list[str] = []
     leases: list[str] = []
@@ -53,16 +53,16 @@ def shortage(view: PoolView, now: datetime) -> Shortage:
             if lane in free or _leaves_in_time(view, booking, lane):
                 continue
             for able in (free - spoken_for, free & _of_intruder(view, near, lane)):
-                other = _other(view, booking, lane, able - set(lanes.values()) - given)
-                if other is not None:
+                replacement = _other(view, booking, lane, able - set(lanes.values()) - assigned)
+                if replacement is not None:
                     break
-            if other is not None:
-                lanes[lane] = other
-                given.add(other)
+            if replacement is not None:
+                lanes[lane] = replacement
+                assigned.add(replacement)
                 continue
-            kept = booking.ask.start - view.rules_of(booking).hold <= now
+            is_held = booking.ask.start - view.rules_of(booking).hold <= now
             if (gone := _leases_on(view, lane)) or _is_leaving(view, booking, lane, now):
-                leases += gone if kept else ()
+                leases += gone if is_held else ()
                 continue
             victims += _makes_room(view, booking, lane, victims)
             if booking.state is BookingState.ACTIVE:
@@ -103,7 +103,7 @@ def _leases_on(view: PoolView, lane: int) -> list[str]:
 def _is_leaving(view: PoolView, booking: Booking, lane: int, now: datetime) -> bool:
     """Return whether a server on a lane has lost its lease a moment ago, so that gpuyard is deleting it."""
     soon = now < booking.ask.start + LEAVING
-    return soon and any(lane in one.lanes for one in view.leftover)
+    return soon and any(lane in holder.lanes for holder in view.leftover)
 
 
 def _of_intruder(view: PoolView, near: Iterable[Booking], lane: int) -> set[int]:
@@ -111,10 +111,10 @@ def _of_intruder(view: PoolView, near: Iterable[Booking], lane: int) -> set[int]
     colleague of its own may have, and their booking is the one to wait."""
     projects = {holder.project_id for holder in view.matches.unbooked if lane in holder.lanes}
     return {
-        one
+        missing_lane
         for booking in near
         if booking.project_id in projects and booking.state is BookingState.ACTIVE and not booking.ask.gpu
-        for one in view.missing(booking)
+        for missing_lane in view.missing(booking)
     }
 
 
@@ -128,7 +128,7 @@ def _other(view: PoolView, booking: Booking, lane: int, free: Iterable[int]) -> 
         same_host = not booking.ask.same_host or len(booking.lanes) == 1 or (old is not None and old.host == new.host)
         return same_host and (old is None or old.size == new.size)
 
-    return next((one for one in sorted(free) if as_good(view.lanes[one])), None)
+    return next((candidate for candidate in sorted(free) if as_good(view.lanes[candidate])), None)
 
 
 def _makes_room(view: PoolView, booking: Booking, lane: int, victims: Iterable[str]) -> list[str]:
@@ -151,9 +151,9 @@ def _makes_room(view: PoolView, booking: Booking, lane: int, victims: Iterable[s
 def tolerated(view: PoolView) -> frozenset[str]:
     """Return servers without a booking that their project may have: its oldest ones, up to its number."""
     left = dict(view.unbooked)
-    found = []
+    server_ids = []
     for holder in view.strays:
         if holder.gpus <= left.get(holder.project_id, 0):
             left[holder.project_id] -= holder.gpus
-            found.append(holder.id)
-    return frozenset(found)
+            server_ids.append(holder.id)
+    return frozenset(server_ids)

@@ -48,13 +48,13 @@ class Timetable:
     def without(self, taken: Iterable[Taken]) -> Iterator[None]:
         """Take these intervals off the timetable for as long as the context lasts."""
         taken = list(taken)
-        for one in taken:
-            self.remove(*one)
+        for interval in taken:
+            self.remove(*interval)
         try:
             yield
         finally:
-            for one in taken:
-                self.add(*one)
+            for interval in taken:
+                self.add(*interval)
 
     def is_free(self, lane: int, start: int, end: int) -> bool:
         """Return whether nothing is on the lane in [start, end)."""
@@ -116,12 +116,12 @@ class Timetable:
     ) -> int | None:
         """Return the first moment from `start` on, and not after `until`, from which `count` of the lanes are free for
         `length` seconds. `not_before`: lane -> when it can be had first, where that is later."""
-        wanted = [(lane, max(start, not_before.get(lane, start))) for lane in lanes]
+        lane_starts = [(lane, max(start, not_before.get(lane, start))) for lane in lanes]
         if count == 1:  # most of all questions, and no need to look beyond each lane's first chance
-            firsts = (next(self._beginnings(lane, first, length, until), None) for lane, first in wanted)
+            firsts = (next(self._beginnings(lane, first, length, until), None) for lane, first in lane_starts)
             return min((first for first, _ in filter(None, firsts)), default=None)
         changes: list[tuple[int, int]] = []
-        for lane, begin in wanted:
+        for lane, begin in lane_starts:
             for first, last in self._beginnings(lane, begin, length, until):
                 changes += [(first, 1), (last + 1, -1)]  # at the same moment the one that ends sorts first
         able = 0

@@ -36,16 +36,18 @@ def with_way_made(
     if answer.yes or any(reason.code not in NO_ROOM for reason in answer.reasons):
         return answer
     able = [lease for lease in leases() if lease.ask.start < wish.ask.end and wish.ask.start < lease.ask.end]
-    able.sort(key=lambda one: (one.ask.end, one.id))
+    able.sort(key=lambda lease: (lease.ask.end, lease.id))
     # One that is more counts more than any order among them.
-    cost = {lane: len(able) ** 2 + rank for rank, one in enumerate(able) for lane in one.lanes}
+    cost = {lane: len(able) ** 2 + rank for rank, lease in enumerate(able) for lane in lease.lanes}
     priced = replace(pool, cost=cost)
     gone = _fewest(wish, priced, able) if able else None
     if gone is None:
         return answer
     with pool.timetable.without(_taken(gone)):
         better = decide(priced)
-    return replace(better, ends=tuple(one.id for one in _ended(wish, priced, gone, better))) if better.yes else answer
+    return (
+        replace(better, ends=tuple(lease.id for lease in _ended(wish, priced, gone, better))) if better.yes else answer
+    )
 
 
 def _fewest(wish: Placing, pool: PoolLanes, leases: Sequence[Booking]) -> Sequence[Booking] | None:
@@ -56,29 +58,29 @@ def _fewest(wish: Placing, pool: PoolLanes, leases: Sequence[Booking]) -> Sequen
     fewer: Sequence[Booking] | None = gone
     while fewer is not None:
         gone = fewer
-        tries = (_needed(wish, pool, [one for one in gone if one is not kept]) for kept in reversed(gone))
-        fewer = next((found for found in tries if found is not None), None)
+        tries = (_needed(wish, pool, [lease for lease in gone if lease is not spared]) for spared in reversed(gone))
+        fewer = next((attempt for attempt in tries if attempt is not None), None)
     return gone
 
 
 def _needed(wish: Placing, pool: PoolLanes, leases: Sequence[Booking]) -> Sequence[Booking] | None:
     """Without these leases: which of them are in the way where it is placed then. None when it has no place."""
     with pool.timetable.without(_taken(leases)):
-        found = place(wish.ask, pool, wish.keep, wish.stay)
-    if isinstance(found, Reason):
+        placement = place(wish.ask, pool, wish.keep, wish.stay)
+    if isinstance(placement, Reason):
         return None
-    return _ended(wish, pool, leases, Answer(lanes=found[0], moves=found[1]))
+    return _ended(wish, pool, leases, Answer(lanes=placement[0], moves=placement[1]))
 
 
 def _ended(wish: Placing, pool: PoolLanes, leases: Iterable[Booking], answer: Answer) -> list[Booking]:
     """Those of the leases whose time something else gets their lanes in."""
-    wanted = list(_wanted(wish.ask, pool, answer.lanes, answer.moves))
+    taken = list(_wanted(wish.ask, pool, answer.lanes, answer.moves))
     return [
         lease
         for lease in leases
         if any(
             lane == mine and start < until and since < end
-            for lane, start, end in wanted
+            for lane, start, end in taken
             for mine, since, until in _taken([lease])
         )
     ]
@@ -88,8 +90,8 @@ def _wanted(ask: Ask, pool: PoolLanes, lanes: Sequence[int], moves: Mapping[str,
     start, end = seconds(ask.start), seconds(ask.end)
     yield from ((lane, start, end) for lane in lanes)
     moving = pool.movable(start, end) if moves else ()
-    for one in moving:
-        yield from ((lane, seconds(one.ask.start), seconds(one.ask.end)) for lane in moves.get(one.id, ()))
+    for movable in moving:
+        yield from ((lane, seconds(movable.ask.start), seconds(movable.ask.end)) for lane in moves.get(movable.id, ()))
 
 
 def _taken(leases: Iterable[Booking]) -> list[Taken]:

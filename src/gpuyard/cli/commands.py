@@ -160,11 +160,11 @@ def load_plugin(plugin: EntryPoint) -> Any:
         ) from error
 
 
-def command_for(name: str, found: Any) -> Any:
+def command_for(name: str, target: Any) -> Any:
     """The group of a Typer, or the command of a function."""
-    if isinstance(found, typer.Typer):
-        return group_of(found, name)
-    return command_of(CommandInfo(name, callback=found))
+    if isinstance(target, typer.Typer):
+        return group_of(target, name)
+    return command_of(CommandInfo(name, callback=target))
 
 
 def group_of(app: typer.Typer, name: str) -> LazyGroup:

@@ -76,8 +76,8 @@ def restore(
             print(line)
         if not yes:
             require_confirmed("Restore it?")
-        there = carry_out(plan, now)
-    print(f"restored; what was there is kept in {there}" if there else "restored")
+        previous_path = carry_out(plan, now)
+    print(f"restored; what was there is kept in {previous_path}" if previous_path else "restored")
 
 
 @app.command()

@@ -93,10 +93,10 @@ def bookings(
     ]
     batches = [asks[first : first + RULES_AT_ONCE] for first in range(0, len(asks), RULES_AT_ONCE)]
     rows = [row for some in batches for row in client.check_rules({"timezone": book.zone, "rules": some})]
-    found = [Finding.from_dict(row) for row in rows]
-    print_findings(found, "bookings", format_, columns, payload=OF_BOOKING, told=OF_BOOKING)
-    if found:
-        number = len({one.object for one in found})
+    findings = [Finding.from_dict(row) for row in rows]
+    print_findings(findings, "bookings", format_, columns, payload=OF_BOOKING, text_payload=OF_BOOKING)
+    if findings:
+        number = len({finding.object for finding in findings})
         raise BlockedError(f"{number} {'booking' if number == 1 else 'bookings'} would lose by these rules")
     if format_ is FindingFormat.TEXT and not columns:
         print("No booking would lose anything by these rules.")
@@ -169,8 +169,8 @@ def apply(
     prune = approved.prune if approved else prune
     compiled = load_site(site).compiled
     api = connect(cloud)
-    seen = read_objects(api, compiled)
-    steps = plan_site(compiled, seen, prune)
+    observed = read_objects(api, compiled)
+    steps = plan_site(compiled, observed, prune)
     say_where(compiled.site.site, site, api.name)
     if approved:
         require_same(approved, store_plan(compiled.site.site, api.name, prune, steps))
@@ -180,7 +180,7 @@ def apply(
     if not yes and not approved and not confirmed(f"Carry out {len(steps.steps)} steps on cloud {api.name}?"):
         print("Nothing was changed.")
         raise typer.Exit(1)
-    apply_plan(api, compiled, seen, steps, lambda step: print(f"  {step} ..."), prune)
+    apply_plan(api, compiled, observed, steps, lambda step: print(f"  {step} ..."), prune)
     waits = f", but for what waits ({len(steps.waits)})" if steps.waits else ""
     print(f"{len(steps.steps)} steps done; the cloud is as the site file says{waits}.")
 

@@ -92,8 +92,8 @@ class Client:
     def use(self, id: str) -> Row | None:
         """Return what the GPUs of a booking (its whole id) do; None where it is not on, is somebody else's, or no
         server of the site is asked."""
-        found = self._row("GET", "/v1/uses", query={"booking": id})["uses"]
-        return dict(found[0]) if found else None
+        uses = self._row("GET", "/v1/uses", query={"booking": id})["uses"]
+        return dict(uses[0]) if uses else None
 
     def edit(self, id: str, changes: Mapping[str, Any], etag: str) -> Row:
         """Change a booking. Raises ChangedError when it no longer has this ETag."""
@@ -132,10 +132,10 @@ class Client:
                 "show them"
             )
         if BEGIN_OF_ID.fullmatch(id):
-            found = [row["id"] for row in self._row("GET", "/v1/bookings", query={"id": id, "limit": 4})["bookings"]]
-            if len(found) > 1:
-                raise UsageError(f"several bookings begin with {id!r}: {', '.join(found)}; type more of the id")
-            id = found[0] if found else id
+            ids = [row["id"] for row in self._row("GET", "/v1/bookings", query={"id": id, "limit": 4})["bookings"]]
+            if len(ids) > 1:
+                raise UsageError(f"several bookings begin with {id!r}: {', '.join(ids)}; type more of the id")
+            id = ids[0] if ids else id
         return f"/v1/bookings/{quote(id, safe='')}"
 
     def rules(self, pool: str, project: str = "") -> Row:
@@ -255,13 +255,13 @@ class Client:
 
     def queue(self) -> list[Row]:
         """Return the jobs that wait, those with a runner first, then in the order of their turns."""
-        found: list[Row] = []
+        jobs: list[Row] = []
         more = 1
         while more > 0:
-            page = self._row("GET", "/v1/queue", query={"skip": len(found)})
-            found += page["jobs"]
+            page = self._row("GET", "/v1/queue", query={"skip": len(jobs)})
+            jobs += page["jobs"]
             more = int(page["more"]) if page["jobs"] else 0
-        return found
+        return jobs
 
     def jobs(self, states: Sequence[str], repository: str = "", limit: int = MOST_ROWS) -> list[Row]:
         """Return jobs, the newest first."""

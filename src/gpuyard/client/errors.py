@@ -38,8 +38,8 @@ def error_of(reply: Reply, url: str) -> GpuyardError:
     """Return the error for an answer from 300 up."""
     problem = reply.body if isinstance(reply.body, dict) else {}
     detail = str(problem.get("detail") or reply.text or f"status {reply.status}").strip()
-    told = (str(reason) for reason in problem.get("reasons") or ())
-    reasons = [reason for reason in told if reason.rstrip(".") != detail.rstrip(".")]
+    all_reasons = (str(reason) for reason in problem.get("reasons") or ())
+    reasons = [reason for reason in all_reasons if reason.rstrip(".") != detail.rstrip(".")]
     message = "\n".join([detail, *(f"  - {reason}" for reason in reasons)]) if reasons else detail
     if reply.status < 400:
         return PortalError(f"the portal at {url} sends elsewhere, to {reply.headers.get('location', 'nowhere')}; "
@@ -57,6 +57,6 @@ def error_of(reply: Reply, url: str) -> GpuyardError:
         return PortalError(message + (f"; try again in {wait} seconds" if wait else ""))
     if reply.status >= 500:
         return PortalError(f"the portal at {url} could not do it: {message}")
-    alternatives = [one for one in problem.get("alternatives") or () if isinstance(one, dict)]
+    alternatives = [alternative for alternative in problem.get("alternatives") or () if isinstance(alternative, dict)]
     codes = [str(code) for code in problem.get("codes") or (problem.get("code"),) if code]
     return ApiRefusedError(message, reasons or [detail], codes, alternatives)

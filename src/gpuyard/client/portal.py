@@ -129,10 +129,10 @@ def open_door(cloud: str | None = None, url: str = "", clouds_file: Path | None 
         session = region.get_session()
     except (sdk_errors.ConfigException, auth_errors.MissingRequiredOptions) as error:
         raise UsageError(f"cloud {region.name or 'of the environment'} cannot be used: {error}") from None
-    found = url or region.get_endpoint(SERVICE_TYPE) or ""
+    endpoint = url or region.get_endpoint(SERVICE_TYPE) or ""
     interface = region.get_interface(SERVICE_TYPE) or "public"
     name = region.get_region_name(SERVICE_TYPE)
-    return door_of(session, found, region=name, interface=interface)
+    return door_of(session, endpoint, region=name, interface=interface)
 
 
 def door_of(
@@ -145,26 +145,26 @@ def door_of(
             LOG.warning("your token goes to %s unencrypted; https would keep it to yourself", address(url))
         return PortalSession(session, url)
     try:
-        found = session.get_endpoint(service_type=SERVICE_TYPE, region_name=region, interface=interface)
+        endpoint = session.get_endpoint(service_type=SERVICE_TYPE, region_name=region, interface=interface)
     except auth_errors.EndpointNotFound:
-        found = None  # a catalogue that has no such service says so in one of two ways
+        endpoint = None  # a catalogue that has no such service says so in one of two ways
     except (auth_errors.ClientException, sdk_errors.SDKException) as error:
         raise CloudError(f"cannot log in to find the portal: {_of_keystone(error)}") from None
-    if not found:
+    if not endpoint:
         raise NoPortalError(f"the catalogue has no service of type {SERVICE_TYPE}; name the portal: {NAME_IT}")
-    if _is_plain(address(str(found))):
-        text = f"the catalogue has the portal at {found}, where your token would go unencrypted"
+    if _is_plain(address(str(endpoint))):
+        text = f"the catalogue has the portal at {endpoint}, where your token would go unencrypted"
         raise NoPortalError(f"{text}; have it served with https, or name it if that is meant so: {NAME_IT}")
-    return PortalSession(session, str(found), why=", as the catalogue says,")
+    return PortalSession(session, str(endpoint), why=", as the catalogue says,")
 
 
 def address(url: str) -> str:
     """Normalize ``http://host:8080/v1/`` to ``http://host:8080``. Raises UsageError when it is no address of a
     portal."""
-    found = url.strip().rstrip("/").removesuffix("/v1")
-    if not found.startswith(("http://", "https://")) or not _host(found):
+    base_url = url.strip().rstrip("/").removesuffix("/v1")
+    if not base_url.startswith(("http://", "https://")) or not _host(base_url):
         raise UsageError(f"{url!r} is no address of a portal; write it as in 'https://gpus.example.org'")
-    return found
+    return base_url
 
 
 def _host(url: str) -> str:
@@ -214,5 +214,5 @@ def _cause(error: Exception) -> str:
     """What is wrong, out of the onion of texts that the libraries make of it."""
     if isinstance(error, auth_errors.ConnectTimeout):
         return f"no answer within {TIMEOUT} seconds"
-    found = re.search(r"\[Errno -?\d+\] ([^')\"]+)", str(error))
-    return found.group(1) if found else str(error)
+    match = re.search(r"\[Errno -?\d+\] ([^')\"]+)", str(error))
+    return match.group(1) if match else str(error)

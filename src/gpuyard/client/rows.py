@@ -68,8 +68,8 @@ def _value(row: Row, name: str, zone: ZoneInfo) -> Any:
 
 
 def hold_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
-    found = booking_row(row, zone)
-    return {**found, "GPU": found["On"] or found["GPU"]}
+    fields = booking_row(row, zone)
+    return {**fields, "GPU": fields["On"] or fields["GPU"]}
 
 
 def waitlist_rows(rows: Sequence[Row], zone: ZoneInfo) -> list[dict[str, Any]]:
@@ -79,12 +79,12 @@ def waitlist_rows(rows: Sequence[Row], zone: ZoneInfo) -> list[dict[str, Any]]:
     Those whose rules give them priority come earlier than their place here says.
     """
     places: dict[object, int] = {}
-    found = []
+    waitlist = []
     for row in sorted(rows, key=lambda row: (row["pool"], row["state"] != "offered", row["created"], row["id"])):
         waits = row["state"] == "waiting"
         places[row["pool"]] = places.get(row["pool"], 0) + waits
-        found.append({"Place": places[row["pool"]] if waits else "", **booking_row(row, zone)})
-    return found
+        waitlist.append({"Place": places[row["pool"]] if waits else "", **booking_row(row, zone)})
+    return waitlist
 
 
 def feed_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _rule(key: str, value: Any) -> Any:
     if key not in RULES:
         return value
     if key == "quiet_hours":
-        value = tuple(QuietHours(**one) for one in value)
+        value = tuple(QuietHours(**hours) for hours in value)
     elif value is not None and isinstance(RULES[key].default, timedelta):
         value = timedelta(seconds=value)
     elif isinstance(value, int):

@@ -70,7 +70,7 @@ def localize(naive: datetime, zone: ZoneInfo) -> datetime:
     first, second = (naive.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
     if first.utcoffset() == second.utcoffset():
         return first.astimezone(UTC)
-    readings = sorted((one.astimezone(UTC).astimezone(zone) for one in (first, second)), key=datetime.timestamp)
+    readings = sorted((moment.astimezone(UTC).astimezone(zone) for moment in (first, second)), key=datetime.timestamp)
     shown = " or ".join(repr(show_time(reading, zone)) for reading in readings)
     what = "comes twice" if first.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == naive else "does not exist"
     raise UsageError(f"{naive.isoformat(' ', 'minutes')} {what} in {zone.key}, where clocks change; say {shown}")
@@ -102,8 +102,8 @@ def local_zone(localtime: Path = Path("/etc/localtime")) -> ZoneInfo:
     an unknown TZ."""
     if named := os.environ.get("TZ", "").lstrip(":"):
         return find_zone(named)
-    _, found, name = os.path.realpath(localtime).partition("/zoneinfo/")
+    _, separator, name = os.path.realpath(localtime).partition("/zoneinfo/")
     try:
-        return find_zone(name) if found else ZoneInfo("UTC")
+        return find_zone(name) if separator else ZoneInfo("UTC")
     except UsageError:
         return ZoneInfo("UTC")

@@ -39,10 +39,10 @@ def print_findings(
     format_: FindingFormat,
     columns: Sequence[str] | None = None,
     payload: Sequence[str] = (),
-    told: Sequence[str] = (),
+    text_payload: Sequence[str] = (),
 ) -> None:
     """Print findings of a command, `source`. Lists have the entries of the `payload` as columns too; text has those
-    that are `told`.
+    that are `text_payload`.
 
     Raises UsageError for an unknown column.
     """
@@ -57,7 +57,7 @@ def print_findings(
         print("\n".join(metrics(findings, source)))
     else:
         for item in findings:
-            print("\n".join(map(printable, item.lines(told))))
+            print("\n".join(map(printable, item.lines(text_payload))))
 
 
 def metrics(findings: Iterable[Finding], source: str) -> Iterable[str]:
@@ -65,7 +65,7 @@ def metrics(findings: Iterable[Finding], source: str) -> Iterable[str]:
     yield f"# HELP {METRIC} Findings of a gpuyard command, by severity and code."
     yield f"# TYPE {METRIC} gauge"
     counted = Counter((item.severity, item.code) for item in findings)
-    for (severity, code), number in sorted(counted.items(), key=lambda one: (one[0][0].rank, one[0][1])):
+    for (severity, code), number in sorted(counted.items(), key=lambda entry: (entry[0][0].rank, entry[0][1])):
         yield f'{METRIC}{{source="{source}",severity="{severity}",code="{code}"}} {number}'
 
 

@@ -89,6 +89,6 @@ def print_summary(outcomes: Mapping[str, Outcome], format_: Format = Format.TABL
     ]
     print_list(rows, COLUMNS, format_)
     if format_ is Format.TABLE:
-        for one in outcomes.values():
-            if one.ending is not Ending.DONE and len(one.noise) > 1:
-                print("\n".join([f"\n{one.host} said:", *(f"  {line}" for line in one.noise)]))
+        for outcome in outcomes.values():
+            if outcome.ending is not Ending.DONE and len(outcome.noise) > 1:
+                print("\n".join([f"\n{outcome.host} said:", *(f"  {line}" for line in outcome.noise)]))

@@ -27,9 +27,9 @@ class GpuCommand(KnownColumns):
         return parser
 
     def client(self) -> Client:
-        found = self.app.client_manager.gpu
-        assert isinstance(found, Client)
-        return found
+        client = self.app.client_manager.gpu
+        assert isinstance(client, Client)
+        return client
 
     @staticmethod
     def zone(parsed_args: argparse.Namespace) -> ZoneInfo:

@@ -78,14 +78,14 @@ def client_of_anybody(cloud: str | None, url: str) -> Client:
         return Client(open_public_door(url, str(error)))
 
 
-def gpus_of_portal(cloud: str | None, url: str, **wanted: object) -> tuple[list[dict[str, Any]] | None, str]:
+def gpus_of_portal(cloud: str | None, url: str, **query: object) -> tuple[list[dict[str, Any]] | None, str]:
     """The GPUs as the portal's map shows them; where no portal answers, None, and why."""
-    return _of_portal(lambda: client_of(cloud, url).gpus(**wanted))
+    return _of_portal(lambda: client_of(cloud, url).gpus(**query))
 
 
-def flavors_of_portal(cloud: str | None, url: str, **wanted: object) -> tuple[dict[str, Any] | None, str]:
+def flavors_of_portal(cloud: str | None, url: str, **query: object) -> tuple[dict[str, Any] | None, str]:
     """What could be started now; where no portal answers, None, and why."""
-    return _of_portal(lambda: client_of(cloud, url).flavors(**wanted))
+    return _of_portal(lambda: client_of(cloud, url).flavors(**query))
 
 
 def _of_portal(ask: Callable[[], Answer]) -> tuple[Answer | None, str]:
@@ -136,14 +136,14 @@ def print_one(row: Mapping[str, Any], format_: Format, columns: Sequence[str] | 
     from gpuyard.console.output import print_yaml
 
     shown = chosen(columns, tuple(row))
-    found = {name: row[name] for name in shown}
+    fields = {name: row[name] for name in shown}
     if format_ is Format.JSON:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(fields, indent=2))
     elif format_ is Format.YAML:
-        print_yaml(found)
+        print_yaml(fields)
     elif format_ is Format.CSV:
-        print_list([found], shown, format_)
+        print_list([fields], shown, format_)
     elif format_ is Format.VALUE:
-        print(*("" if value is None else value for value in found.values()), sep="\n")
+        print(*("" if value is None else value for value in fields.values()), sep="\n")
     else:
-        print_list([{"Field": name, "Value": value} for name, value in found.items()], ("Field", "Value"), format_)
+        print_list([{"Field": name, "Value": value} for name, value in fields.items()], ("Field", "Value"), format_)

@@ -108,8 +108,8 @@ def where(ssh: Iterable[str] | None, site: Path | None, sudo: bool, python: str,
     from gpuyard.model.errors import UsageError
 
     hosts = tuple(ssh or ())
-    said = {"--sudo": sudo, "--python": python != "python3", "--ssh-config": ssh_config is not None}
-    lost = [option for option, given in said.items() if given]
+    given_by_option = {"--sudo": sudo, "--python": python != "python3", "--ssh-config": ssh_config is not None}
+    lost = [option for option, given in given_by_option.items() if given]
     if lost and not hosts and site is None:
         raise UsageError(f"{lost[0]} is for other hosts: name them with --ssh or --site")
     if site is None:
@@ -304,17 +304,19 @@ def _found(
         from gpuyard.host.__main__ import options_of
         from gpuyard.model.finding import Finding
 
-        kept = commands.Kept()
-        code = commands.run(verb, options_of(["--root", str(root), verb, *words]), kept)
-        print_findings([Finding.from_dict(one) for one in kept.data["findings"]], verb, format_, columns)
+        output = commands.Kept()
+        code = commands.run(verb, options_of(["--root", str(root), verb, *words]), output)
+        print_findings([Finding.from_dict(entry) for entry in output.data["findings"]], verb, format_, columns)
         return code
     from gpuyard.host import fleet
 
     if format_ is FindingFormat.TEXT and not columns:
         return _remote(verb, words, _here(root, hosts), Format.TABLE)
-    found = _outcomes(verb, words, _here(root, hosts))
-    print_findings([finding for outcome in found.values() for finding in findings_of(outcome)], verb, format_, columns)
-    return fleet.worst(found)
+    outcomes = _outcomes(verb, words, _here(root, hosts))
+    print_findings(
+        [finding for outcome in outcomes.values() for finding in findings_of(outcome)], verb, format_, columns
+    )
+    return fleet.worst(outcomes)
 
 
 def findings_of(outcome: Outcome) -> list[Finding]:
@@ -325,18 +327,18 @@ def findings_of(outcome: Outcome) -> list[Finding]:
     from gpuyard.host.fleet import Ending
     from gpuyard.model.finding import Finding, Severity
 
-    found = [replace(finding, object=outcome.host) for finding in _parsed(outcome)]
+    findings = [replace(finding, object=outcome.host) for finding in _parsed(outcome)]
     if outcome.ending is not Ending.DONE or "error" in outcome.result:
         reason = f"{verdict(outcome)}: {outcome.reason}"
-        found.append(Finding(NO_ANSWER, Severity.ERROR, outcome.host, reason, "look there: nothing is known of it"))
-    return found
+        findings.append(Finding(NO_ANSWER, Severity.ERROR, outcome.host, reason, "look there: nothing is known of it"))
+    return findings
 
 
 def _parsed(outcome: Outcome) -> list[Finding]:
     from gpuyard.model.finding import Finding, Severity
 
     try:
-        return [Finding.from_dict(one) for one in outcome.result.get("findings", ())]
+        return [Finding.from_dict(entry) for entry in outcome.result.get("findings", ())]
     except (KeyError, TypeError, ValueError):
         return [Finding(NO_ANSWER, Severity.ERROR, "", "what it answered is no finding of gpuyard's", "look there")]
 
@@ -413,15 +415,17 @@ def _remote(
     from gpuyard.console.fleet_output import print_summary
     from gpuyard.host import fleet
 
-    found = _outcomes(verb, words, hosts, agreed)
+    outcomes = _outcomes(verb, words, hosts, agreed)
     if plans is not None:
-        plans.update({host: outcome.result["digest"] for host, outcome in found.items() if "digest" in outcome.result})
+        plans.update(
+            {host: outcome.result["digest"] for host, outcome in outcomes.items() if "digest" in outcome.result}
+        )
     if format_ is Format.TABLE:
-        for host, outcome in found.items():
+        for host, outcome in outcomes.items():
             if lines := _lines(outcome):
                 print("\n".join([f"{host}:", *(f"  {line}" for line in lines), ""]))
-    print_summary(found, format_)
-    return fleet.worst(found)
+    print_summary(outcomes, format_)
+    return fleet.worst(outcomes)
 
 
 def _outcomes(

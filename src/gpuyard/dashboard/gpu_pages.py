@@ -83,9 +83,9 @@ class GpuPages:
         @app.get("/gpus", include_in_schema=False)
         def all_gpus(request: Request, wanted: Annotated[GpuSearch, Query()]) -> HTMLResponse:
             refuse_unknown(wanted, self._sources.gpus)
-            found = [status for status in self._view(request).statuses if wanted.matches(status)]
+            matches = [status for status in self._view(request).statuses if wanted.matches(status)]
             marks = marks_of(self._sources.health) or {}
-            shown = gpu_table(found, wanted, wanted.page, self._sources.now(), marks)
+            shown = gpu_table(matches, wanted, wanted.page, self._sources.now(), marks)
             gpus = self._sources.gpus
             return self._page(
                 request, "gpus.html", page=shown, wanted=wanted, pools=sorted({gpu.pool for gpu in gpus}),
@@ -122,12 +122,12 @@ class GpuPages:
         """Of ``host/address``. Raises Refusal 404."""
         host, _, address = name.partition("/")
         mine = [status for status in self._view(request).statuses if status.gpu.host == host]
-        found = next((status for status in mine if status.gpu.address == address.lower()), None)
-        if found is None:
+        gpu_status = next((status for status in mine if status.gpu.address == address.lower()), None)
+        if gpu_status is None:
             raise _no_such(f"there is no GPU {name!r}; name one as in host/0000:3b:00.0")
-        slot = [one for one in mine if one.gpu.group is not None and one.gpu.group == found.gpu.group]
+        slot = [mate for mate in mine if mate.gpu.group is not None and mate.gpu.group == gpu_status.gpu.group]
         now = self._sources.now()
-        return gpu_facts(found, slot, self._bookings(found, find_visitor(request), now), now, None)
+        return gpu_facts(gpu_status, slot, self._bookings(gpu_status, find_visitor(request), now), now, None)
 
     def _bookings(self, status: GpuStatus, who: Visitor | None, now: datetime) -> list[BookingRow]:
         """What keeps its slot from now on."""
@@ -140,7 +140,9 @@ class GpuPages:
         if lane is None:
             return []
         taken = sorted(
-            (one.start, one.booking) for one in ledger.occupied(gpu.pool, now, now + AHEAD) if one.lane == lane.id
+            (occupied.start, occupied.booking)
+            for occupied in ledger.occupied(gpu.pool, now, now + AHEAD)
+            if occupied.lane == lane.id
         )
         row = self._rows.of(who, gpu.pool)
         return [row(ledger.get(id)) for id in list(dict.fromkeys(id for _, id in taken))[:MOST_BOOKINGS]]
@@ -174,10 +176,10 @@ class GpuPages:
         host, _, address = name.partition("/")
         start = now - timedelta(days=days)
         which = Which(host=host, address=address.lower())
-        found = history.intervals(start, now, which, MOST_INTERVALS)
+        intervals = history.intervals(start, now, which, MOST_INTERVALS)
         extent, href = history.extent(), gpu_href(host, address)
-        shown = [*map(use_sight(self._sources.settings.others, who).interval, found)]
-        return timeline(shown, extent, start, now, days, href, cut=len(found) == MOST_INTERVALS)
+        shown = [*map(use_sight(self._sources.settings.others, who).interval, intervals)]
+        return timeline(shown, extent, start, now, days, href, cut=len(intervals) == MOST_INTERVALS)
 
     # A host
 
@@ -207,8 +209,8 @@ class GpuPages:
         if service is None:
             return []
         views = service.views(host, past=admin)[:MOST_MAINTENANCES]
-        found = [maintenance_card(maintenance_row(view), now) for view in views]
-        return found if admin else [card.for_all() for card in found]
+        cards = [maintenance_card(maintenance_row(view), now) for view in views]
+        return cards if admin else [card.for_all() for card in cards]
 
 
 def _no_such(text: str) -> Refusal:

@@ -41,15 +41,19 @@ class GpuTable:
     """``101 to 200``; empty when all are shown."""
 
 
-def gpu_table(found: Sequence[GpuStatus], wanted: GpuFilter, page: int, now: datetime, marks: Marks | None) -> GpuTable:
-    """Return one page of the table. `found`: GPUs that match, as the visitor may see them. `page`: from 1 on."""
-    pages = max(1, -(-len(found) // PAGE))
+def gpu_table(
+    statuses: Sequence[GpuStatus], gpu_filter: GpuFilter, page: int, now: datetime, marks: Marks | None
+) -> GpuTable:
+    """Return one page of the table. `statuses`: GPUs that match, as the visitor may see them. `page`: from 1 on."""
+    pages = max(1, -(-len(statuses) // PAGE))
     page = min(page, pages)
-    shown = found[(page - 1) * PAGE : page * PAGE]
+    shown = statuses[(page - 1) * PAGE : page * PAGE]
     filters = [
-        (name, str(getattr(one, "value", one))) for name in ("pool", "state", "host") for one in getattr(wanted, name)
+        (name, str(getattr(value, "value", value)))
+        for name in ("pool", "state", "host")
+        for value in getattr(gpu_filter, name)
     ]
-    filters += [("q", wanted.q)] if wanted.q else []
+    filters += [("q", gpu_filter.q)] if gpu_filter.q else []
 
     def at(number: int) -> str:
         query = urlencode([*filters, *([("page", number)] if number > 1 else [])])
@@ -57,7 +61,7 @@ def gpu_table(found: Sequence[GpuStatus], wanted: GpuFilter, page: int, now: dat
 
     return GpuTable(
         gpus=gpu_boxes(shown, now, marks),
-        count=counted(len(found), "GPU"),
+        count=counted(len(statuses), "GPU"),
         hosts={status.gpu.host: host_href(status.gpu.host) for status in shown},
         csv=f"v1/gpus?{urlencode([*filters, ('format', 'csv')])}",
         before=at(page - 1) if page > 1 else "",
@@ -119,9 +123,9 @@ def gpu_facts(
         meaning=MEANINGS[status.state],
         facts=[(name, value) for name, value in _hardware(gpu) if value],
         neighbours=[
-            SlotMate(gpu_href(one.gpu.host, one.gpu.address), one.gpu.address, one.gpu.role.value, one.state.value)
-            for one in slot
-            if one.gpu.address != gpu.address
+            SlotMate(gpu_href(mate.gpu.host, mate.gpu.address), mate.gpu.address, mate.gpu.role.value, mate.state.value)
+            for mate in slot
+            if mate.gpu.address != gpu.address
         ],
         bookings=[_booking(booking, now) for booking in bookings],
     )
@@ -141,15 +145,15 @@ def _hardware(gpu: Gpu) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _booking(one: BookingRow, now: datetime) -> BookingLine:
-    on = one.start <= now
+def _booking(booking: BookingRow, now: datetime) -> BookingLine:
+    on = booking.start <= now
     return BookingLine(
-        colour="held" if one.kind is BookingKind.HOLD else "claimed" if on else "booked",
-        what=KINDS.get(one.kind, "booking"),
-        who=" in ".join(filter(None, (one.user, one.project))),
-        comment=one.comment,
-        start=since(one.start, now),
-        end=since(one.end, now),
+        colour="held" if booking.kind is BookingKind.HOLD else "claimed" if on else "booked",
+        what=KINDS.get(booking.kind, "booking"),
+        who=" in ".join(filter(None, (booking.user, booking.project))),
+        comment=booking.comment,
+        start=since(booking.start, now),
+        end=since(booking.end, now),
         on=on,
     )
 
@@ -195,14 +199,14 @@ def host_seen(gpus: Sequence[Gpu], facts: HostFacts | None, word: HostContact | 
     """Return the last report of a host, and how it differs from the site file. `facts`: as recorded for the site file;
     `word`: the report."""
     look = json.loads(word.look) if word is not None and word.look else {}
-    known: dict[str, str] = {name: str(look.get(name, "")) for name in ("kernel", "firmware", "qemu")}
+    versions: dict[str, str] = {name: str(look.get(name, "")) for name in ("kernel", "firmware", "qemu")}
     recorded = facts.kernel if facts else ""
     drift = []
-    if known["kernel"] and recorded and known["kernel"] != recorded:
-        drift.append(f"it runs kernel {known['kernel']}; the site file was recorded with {recorded}")
-    shown = [("Kernel", known["kernel"] or (f"{recorded} (as recorded)" if recorded else "")),
-             ("Firmware", known["firmware"]), ("QEMU", known["qemu"]), *_machine(facts)]  # fmt: skip
-    by_address = {str(one.get("address")): one for one in look.get("gpus", ())}
+    if versions["kernel"] and recorded and versions["kernel"] != recorded:
+        drift.append(f"it runs kernel {versions['kernel']}; the site file was recorded with {recorded}")
+    shown = [("Kernel", versions["kernel"] or (f"{recorded} (as recorded)" if recorded else "")),
+             ("Firmware", versions["firmware"]), ("QEMU", versions["qemu"]), *_machine(facts)]  # fmt: skip
+    by_address = {str(entry.get("address")): entry for entry in look.get("gpus", ())}
     return HostSaid(
         heard=since(word.heard, now) if word else None,
         facts=[(name, value) for name, value in shown if value],
@@ -268,10 +272,13 @@ class CheckRow:
     remedy: str
 
 
-def check_rows(found: Iterable[Finding]) -> list[CheckRow]:
-    return [CheckRow(one.severity.value, SEVERITIES[one.severity], one.code, one.reason, one.remedy) for one in found]
+def check_rows(findings: Iterable[Finding]) -> list[CheckRow]:
+    return [
+        CheckRow(finding.severity.value, SEVERITIES[finding.severity], finding.code, finding.reason, finding.remedy)
+        for finding in findings
+    ]
 
 
 def free_of(statuses: Sequence[GpuStatus]) -> str:
     """Count the free GPUs: ``3 free of 8``."""
-    return f"{sum(one.state is GpuState.FREE for one in statuses)} free of {len(statuses)}"
+    return f"{sum(status.state is GpuState.FREE for status in statuses)} free of {len(statuses)}"

@@ -128,11 +128,11 @@ class LiveFeed:
         self._changed.set()
 
     async def stream(
-        self, shares: Collection[str] = (), hidden: bool = False, known: str = ""
+        self, shares: Collection[str] = (), hidden: bool = False, last_event_id: str = ""
     ) -> AsyncGenerator[bytes, None]:
         """Stream events for one page: what it does not show yet, then each change, then a heartbeat whenever it was
         quiet. Before them an empty block, at once: the page counts from then on. `hidden`: of the map that hides
-        others; `known`: the `turn` of what it shows, which anybody may have written."""
+        others; `last_event_id`: the `turn` of what it shows, which anybody may have written."""
         self.streams += 1
         self._of.update(list(shares))
         try:
@@ -141,25 +141,25 @@ class LiveFeed:
             yield b""
             await self._look()  # or the page could get a map that is older than the one it came with
             yield format_sse_event(retry=RETRY)
-            turn, pulse = self._turn_of(known), b""
+            turn, pulse = self._turn_of(last_event_id), b""
             while not self.closed:
                 changed = self._changed
                 block, turn = await self._since(turn, hidden)
                 old, pulse = pulse, self._pulse_block
                 due = [block] * bool(block) + [pulse] * (pulse is not old)
-                for one in due:
-                    for start in range(0, len(one), PIECE):
-                        yield one[start : start + PIECE]
+                for event in due:
+                    for start in range(0, len(event), PIECE):
+                        yield event[start : start + PIECE]
                 if not due and not await _happens(changed, HEARTBEAT):
                     yield self._heartbeat()
         finally:
             self.streams -= 1
             self._of -= Counter(list(shares))  # which also forgets those that have none
 
-    def _turn_of(self, known: str) -> int:
+    def _turn_of(self, last_event_id: str) -> int:
         """NOTHING of a page that shows nothing of this feed's."""
-        found = TURN.fullmatch(known)
-        return int(found[2]) if found and found[1] == self._name else NOTHING
+        match = TURN.fullmatch(last_event_id)
+        return int(match[2]) if match and match[1] == self._name else NOTHING
 
     async def _since(self, turn: int, hidden: bool) -> tuple[bytes, int]:
         """What to tell a page that shows the map of a turn, and the turn that it shows then. Drawn once for all pages
@@ -168,11 +168,11 @@ class LiveFeed:
             shown = self._maps[hidden]
             if shown.view is None or turn >= shown.turn:
                 return b"", turn
-            self._drawn = {one: block for one, block in self._drawn.items() if one[2] == shown.turn}
-            told = self._told_from(turn, hidden)
-            key = hidden, told, shown.turn
+            self._drawn = {drawn_key: block for drawn_key, block in self._drawn.items() if drawn_key[2] == shown.turn}
+            base_turn = self._told_from(turn, hidden)
+            key = hidden, base_turn, shown.turn
             if key not in self._drawn:
-                self._drawn[key] = await self._draw(shown, told)
+                self._drawn[key] = await self._draw(shown, base_turn)
             block = self._drawn[key]
             return (block, shown.turn) if block else (b"", turn)
 
@@ -185,7 +185,7 @@ class LiveFeed:
         if turn == shown.turn - 1 or (hidden, turn, shown.turn) in self._drawn:
             return turn
         always = NOTHING, shown.turn - 1
-        others = sum(one == hidden and of not in always for one, of, _ in self._drawn)
+        others = sum(is_hidden == hidden and of not in always for is_hidden, of, _ in self._drawn)
         return turn if others < MOST_DRAWN else NOTHING
 
     async def _draw(self, shown: LiveMap, turn: int) -> bytes:

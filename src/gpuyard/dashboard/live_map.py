@@ -51,7 +51,7 @@ class LiveMap:
             return WHOLE, render("map.html", page=present(self.view, now, self.marks))
         statuses = self.view.statuses
         changed = [status for status, since in zip(statuses, self.changed, strict=True) if since > turn]
-        hosts, pools = {one.gpu.host for one in changed}, {one.gpu.pool for one in changed}
+        hosts, pools = {status.gpu.host for status in changed}, {status.gpu.pool for status in changed}
         page = present(
             replace(self.view, statuses=tuple(status for status in statuses if status.gpu.host in hosts)),
             now,
@@ -66,8 +66,8 @@ class LiveMap:
         )
 
 
-def _same_gpus(one: InventoryView, other: InventoryView) -> bool:
-    return [status.gpu for status in one.statuses] == [status.gpu for status in other.statuses]
+def _same_gpus(old: InventoryView, new: InventoryView) -> bool:
+    return [status.gpu for status in old.statuses] == [status.gpu for status in new.statuses]
 
 
 def _mark(marks: Marks | None, gpu: Gpu) -> str:

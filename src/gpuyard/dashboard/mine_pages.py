@@ -35,8 +35,8 @@ def install(app: FastAPI, sources: Sources, ledger: Ledger, rows: BookingRows, u
         who, view, now = require_page_visitor(request), sources.inventory.latest(), sources.now()
         user, projects = who.person.user_id, projects_of(who)
         theirs = [status for status in (view.statuses if view else ()) if is_theirs(status, user, projects)]
-        wanted = Query(user_id=who.person.user_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
-        bookings = [*map(rows.of(who), ledger.find(wanted, MOST_BOOKINGS))]
+        query = Query(user_id=who.person.user_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
+        bookings = [*map(rows.of(who), ledger.find(query, MOST_BOOKINGS))]
         cases = [case_row(case, who.person) for case in ledger.cases(who.person) if case.user_id == who.person.user_id]
         names = {f"{status.gpu.host}/{status.gpu.address}" for status in theirs}
         names |= {name for booking in bookings for name in booking.gpu_names}

@@ -110,9 +110,9 @@ def mine_page(
         servers=servers,
         bookings=[mine_booking(booking, now) for booking in bookings],
         notices=[
-            Notice(_link(f"{one.host}/{one.address}"), one.state.value, COLOURS[one.state], _cause(one))
-            for one in health
-            if one.state not in PLAIN or one.maintenance or one.silent
+            Notice(_link(f"{row.host}/{row.address}"), row.state.value, COLOURS[row.state], _cause(row))
+            for row in health
+            if row.state not in PLAIN or row.maintenance or row.silent
         ],
     )
 
@@ -128,13 +128,13 @@ def _servers(
         name: booking.end for booking in bookings if booking.state is BookingState.ACTIVE for name in booking.gpu_names
     }
     warnings = {case.server_id: case.text for case in cases}
-    found: dict[str, list[GpuStatus]] = {}
+    statuses_by_server: dict[str, list[GpuStatus]] = {}
     for status in statuses:
         if status.claim is not None:
-            found.setdefault(status.claim.server_id, []).append(status)
+            statuses_by_server.setdefault(status.claim.server_id, []).append(status)
     lines = []
-    for id, mine in found.items():
-        claim, names = mine[0].claim, [f"{one.gpu.host}/{one.gpu.address}" for one in mine]
+    for id, mine in statuses_by_server.items():
+        claim, names = mine[0].claim, [f"{gpu_status.gpu.host}/{gpu_status.gpu.address}" for gpu_status in mine]
         assert claim is not None
         booked = min((ends[name] for name in names if name in ends), default=None)
         lines.append(
@@ -144,7 +144,7 @@ def _servers(
                 status="" if claim.server_status == "ACTIVE" else claim.server_status,
                 project=claim.project,
                 since=since(claim.since, now) if claim.since else None,
-                pool=", ".join(sorted({one.gpu.pool for one in mine})),
+                pool=", ".join(sorted({gpu_status.gpu.pool for gpu_status in mine})),
                 gpus=[_link(name, uses.get(name)) for name in names],
                 until=f"booked until {since(booked, now).exact[:16]} UTC" if booked else "without a booking of yours",
                 warning=warnings.get(id, ""),
@@ -153,33 +153,33 @@ def _servers(
     return sorted(lines, key=lambda line: (line.name, line.id))
 
 
-def mine_booking(one: BookingRow, now: datetime) -> MineBooking:
-    on = one.state is BookingState.ACTIVE
-    moment, verb = (one.end, "ends") if on else (one.start, "begins")
+def mine_booking(booking: BookingRow, now: datetime) -> MineBooking:
+    on = booking.state is BookingState.ACTIVE
+    moment, verb = (booking.end, "ends") if on else (booking.start, "begins")
     return MineBooking(
-        id=one.id,
-        state=one.state.value,
-        colour=BOOKING_COLOURS[one.state],
-        what=f"{one.gpus} of {one.pool}",
-        user=one.user,
-        project=one.project,
-        comment=one.comment,
-        start=since(one.start, now),
-        end=since(one.end, now),
+        id=booking.id,
+        state=booking.state.value,
+        colour=BOOKING_COLOURS[booking.state],
+        what=f"{booking.gpus} of {booking.pool}",
+        user=booking.user,
+        project=booking.project,
+        comment=booking.comment,
+        start=since(booking.start, now),
+        end=since(booking.end, now),
         left=f"{verb} in {duration((moment - now).total_seconds())}" if moment > now else "",
-        gpus=[_link(name) for name in one.gpu_names] if on else [],
-        unused=on and one.claimed is None,
-        command=one.command if on and one.claimed is None else "",
-        trouble=one.trouble,
+        gpus=[_link(name) for name in booking.gpu_names] if on else [],
+        unused=on and booking.claimed is None,
+        command=booking.command if on and booking.claimed is None else "",
+        trouble=booking.trouble,
     )
 
 
-def _cause(one: HealthRow) -> str:
-    if one.maintenance:
-        return one.maintenance
-    if one.silent and one.state in PLAIN:
+def _cause(row: HealthRow) -> str:
+    if row.maintenance:
+        return row.maintenance
+    if row.silent and row.state in PLAIN:
         return "its host was not heard from for a while: how it is now is not known"
-    return one.cause or HEALTH_WORDS.get(one.state, "")
+    return row.cause or HEALTH_WORDS.get(row.state, "")
 
 
 HEALTH_WORDS = {

@@ -48,8 +48,10 @@ def install(app: FastAPI, sources: Sources, feed: LiveFeed) -> None:
         if most := feed.exhausted(shares):
             text = f"You have {most} pages open; close some, and load this one again."
             raise Refusal(429, "too_many_pages", text, retry_after=30)
-        known = request.headers.get("last-event-id") or since  # a browser that connects again says how far it got
-        stream = feed.stream(shares, hides(sources.settings.others, visitor), known)
+        last_event_id = (
+            request.headers.get("last-event-id") or since
+        )  # a browser that connects again says how far it got
+        stream = feed.stream(shares, hides(sources.settings.others, visitor), last_event_id)
         await anext(stream)  # or many that ask at once would all be let in before the first one counts
         # Proxies that collect a response before they pass it on would make the feed useless; nginx heeds the header.
         return FeedResponse(stream, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})

@@ -63,14 +63,14 @@ def install(
         today = local_day(now, history.zone)
         first = date.fromisoformat(f"{month}-01") if month else today.replace(day=1)
         end = min(_next_month(first), today + DAY)
-        found = history.sums(first, end, BY, "day", {"project_id": person.project_id})
-        wanted = Wanted(project_id=person.project_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
+        use_sums = history.sums(first, end, BY, "day", {"project_id": person.project_id})
+        query = Wanted(project_id=person.project_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
         book, sight = ledger.book, use_sight(sources.settings.others, who)
         shown = project_page(
             person.project,
-            found.sums,
-            ShownDays(first, end, found.until, lambda day: day_span(day, history.zone)),
-            bookings=[mine_booking(row, now) for row in map(rows.of(who), ledger.find(wanted, MOST_BOOKINGS))],
+            use_sums.sums,
+            ShownDays(first, end, use_sums.until, lambda day: day_span(day, history.zone)),
+            bookings=[mine_booking(row, now) for row in map(rows.of(who), ledger.find(query, MOST_BOOKINGS))],
             limits=[pool_limit(pool, book.rules(pool, person.project)) for pool in book.pools],
             see=lambda user_id: sight.sees(user_id, person.project_id),
             links=ProjectLinks(
@@ -125,12 +125,12 @@ def _choices(who: Visitor, history: History, first: date, end: date) -> list[str
     [first, end). One whose name several have is named by its id."""
     if not may(who.person, Verb.SEE_ACCOUNTS):
         return []
-    known = {project.project_id: project.project for project in who.projects}
-    for one in history.sums(first, end, ("project_id", "project")).sums:
-        if one.slice.project_id:
-            known[one.slice.project_id] = one.slice.project
-    names = Counter(known.values())
-    return sorted(name if name and names[name] == 1 else id for id, name in known.items())
+    names_by_id = {project.project_id: project.project for project in who.projects}
+    for use_sum in history.sums(first, end, ("project_id", "project")).sums:
+        if use_sum.slice.project_id:
+            names_by_id[use_sum.slice.project_id] = use_sum.slice.project
+    names = Counter(names_by_id.values())
+    return sorted(name if name and names[name] == 1 else id for id, name in names_by_id.items())
 
 
 def _next_month(day: date) -> date:

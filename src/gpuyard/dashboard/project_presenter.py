@@ -146,8 +146,8 @@ def project_page(
     columns, first, end = _columns(sums, days), days.first, days.end
     scale = scale_of(columns)
     layers = stack(columns, scale.top)
-    said = ", ".join(f"{layer.name} {layer.share}" for layer in layers)
-    known = all(see(one.slice.user_id) for one in sums)
+    shares = ", ".join(f"{layer.name} {layer.share}" for layer in layers)
+    sees_all = all(see(use_sum.slice.user_id) for use_sum in sums)
     return ProjectPage(
         name=name,
         months=links.months,
@@ -157,11 +157,11 @@ def project_page(
         layers=layers,
         scale=scale,
         marks=[f"{first:%Y-%m-%d}", f"{first + (end - first) / 2:%Y-%m-%d}", f"{end - DAY:%Y-%m-%d}"],
-        label=f"GPUs of project {name} by day: {said}.",
+        label=f"GPUs of project {name} by day: {shares}.",
         heads=[use.value for use in SHOWN],
         pools=_rows(accounts(sums, ["pool"]), whole.used),
         members=_rows(_members(sums, see), whole.used),
-        whose="Members" if known else "You, and the others together",
+        whose="Members" if sees_all else "You, and the others together",
         limits=limits,
         bookings=bookings,
     )
@@ -183,11 +183,11 @@ def _columns(sums: Iterable[Sum], days: ShownDays) -> list[Column]:
 
 def _members(sums: Iterable[Sum], see: Callable[[str], bool]) -> list[UseAccount]:
     """Of all who are seen, each by name, and of the others together."""
-    seen: list[Sum] = []
+    visible: list[Sum] = []
     others: list[Sum] = []
-    for one in sums:
-        (seen if see(one.slice.user_id) else others).append(one)
-    lines = accounts(seen, ["user"])
+    for use_sum in sums:
+        (visible if see(use_sum.slice.user_id) else others).append(use_sum)
+    lines = accounts(visible, ["user"])
     if others:
         rest = UseAccount(("others",))
         rest.merge(total(accounts(others, ["pool"])))

@@ -115,7 +115,7 @@ def read_withheld(sources: Sources, now: datetime) -> Withheld:
     ledger, service = sources.ledger, sources.health.gpus if sources.health is not None else None
     if ledger is None:
         return Withheld()
-    wanted = Query(
+    query = Query(
         kinds=frozenset({BookingKind.HOLD}),
         states=frozenset({BookingState.CONFIRMED, BookingState.ACTIVE}),
         start=now,
@@ -124,7 +124,7 @@ def read_withheld(sources: Sources, now: datetime) -> Withheld:
     return Withheld(
         service.store.gpus(KEPT_BACK) if service is not None else (),
         service.maintenances.open() if service is not None else (),
-        ledger.find(wanted, MOST_HOLDS),
+        ledger.find(query, MOST_HOLDS),
         {lane.id: lane for lane in ledger.lanes()},
     )
 
@@ -134,45 +134,45 @@ def site_status(sources: Sources, *, details: bool, holds: bool = True) -> SiteS
     reader sees why GPUs are held."""
     now, view, loops = sources.now(), sources.inventory.latest(), sources.driver.statuses()
     try:
-        kept, known = read_withheld(sources, now), True
+        withheld, is_known = read_withheld(sources, now), True
     except StoreError:
-        kept, known = Withheld(), False
-    found = incidents(view, kept.health, details=details)
+        withheld, is_known = Withheld(), False
+    current_incidents = incidents(view, withheld.health, details=details)
     return SiteStatus(
         site=sources.site_name,
         time=now,
-        state=word_of(view, found, loops, known=known),
+        state=word_of(view, current_incidents, loops, is_known=is_known),
         taken_at=view.taken_at if view else None,
         age=max(0, int((now - view.taken_at).total_seconds())) if view else None,
         pools=pool_list(view).pools if view else [],
-        incidents=found,
-        planned=planned(kept, sources.gpus, now, details=details, holds=holds),
-        known=known,
+        incidents=current_incidents,
+        planned=planned(withheld, sources.gpus, now, details=details, holds=holds),
+        known=is_known,
         loops=[loop_row(loop, details=details) for loop in loops],
     )
 
 
 def word_of(
-    view: InventoryView | None, found: Sequence[Incident], loops: Sequence[LoopStatus], *, known: bool
+    view: InventoryView | None, current_incidents: Sequence[Incident], loops: Sequence[LoopStatus], *, is_known: bool
 ) -> SiteCondition:
     if view is None:
         return SiteCondition.UNKNOWN
-    if not known or any(map(is_late, loops)):
+    if not is_known or any(map(is_late, loops)):
         return SiteCondition.STALE
-    return SiteCondition.REDUCED if found else SiteCondition.WELL
+    return SiteCondition.REDUCED if current_incidents else SiteCondition.WELL
 
 
 def incidents(view: InventoryView | None, health: Iterable[GpuHealth], *, details: bool) -> list[Incident]:
     """Return GPUs that are out of use. Each counts once: a record of its health goes before what the cloud says."""
-    found: dict[tuple[str, str], list[tuple[str, datetime | None]]] = {}
+    gpus_by_state: dict[tuple[str, str], list[tuple[str, datetime | None]]] = {}
     bad = set()
-    for one in health:
-        bad.add((one.host, one.address))
-        found.setdefault((one.pool, one.state.value), []).append((one.host, one.since))
+    for record in health:
+        bad.add((record.host, record.address))
+        gpus_by_state.setdefault((record.pool, record.state.value), []).append((record.host, record.since))
     for status in view.statuses if view else ():
         gpu = status.gpu
         if status.state in NOBODYS and (gpu.host, gpu.address) not in bad:
-            found.setdefault((gpu.pool, status.state.value), []).append((gpu.host, None))
+            gpus_by_state.setdefault((gpu.pool, status.state.value), []).append((gpu.host, None))
     return [
         Incident(
             pool=pool,
@@ -181,39 +181,43 @@ def incidents(view: InventoryView | None, health: Iterable[GpuHealth], *, detail
             since=min((since for _, since in gpus if since), default=None),
             hosts=sorted({host for host, _ in gpus}) if details else [],
         )
-        for (pool, what), gpus in sorted(found.items())
+        for (pool, what), gpus in sorted(gpus_by_state.items())
     ]
 
 
-def planned(kept: Withheld, gpus: Iterable[Gpu], now: datetime, *, details: bool, holds: bool = True) -> list[Planned]:
+def planned(
+    withheld: Withheld, gpus: Iterable[Gpu], now: datetime, *, details: bool, holds: bool = True
+) -> list[Planned]:
     """Return maintenances, and holds that are not part of one; holds with the same times and comment together."""
     all_gpus = list(gpus)
-    found = [
-        _maintenance(maintenance, all_gpus, now) for maintenance in kept.maintenances if maintenance.start < now + AHEAD
+    entries = [
+        _maintenance(maintenance, all_gpus, now)
+        for maintenance in withheld.maintenances
+        if maintenance.start < now + AHEAD
     ]
-    own = {maintenance.id for maintenance in kept.maintenances}
+    own = {maintenance.id for maintenance in withheld.maintenances}
     together: dict[tuple[datetime, datetime, str], list[Lane]] = {}
-    for hold in kept.holds:
+    for hold in withheld.holds:
         if hold.series not in own:
             key = hold.ask.start, hold.ask.end, hold.ask.comment
-            together.setdefault(key, []).extend(kept.lanes[lane] for lane in hold.lanes if lane in kept.lanes)
-    found += [_hold(start, end, why if holds else "", lanes, now) for (start, end, why), lanes in together.items()]
-    found.sort(key=lambda one: (one.start, one.end, one.kind, one.hosts))
-    return [one if details else one.model_copy(update={"hosts": [], "why": ""}) for one in found[:MOST_PLANNED]]
+            together.setdefault(key, []).extend(withheld.lanes[lane] for lane in hold.lanes if lane in withheld.lanes)
+    entries += [_hold(start, end, why if holds else "", lanes, now) for (start, end, why), lanes in together.items()]
+    entries.sort(key=lambda entry: (entry.start, entry.end, entry.kind, entry.hosts))
+    return [entry if details else entry.model_copy(update={"hosts": [], "why": ""}) for entry in entries[:MOST_PLANNED]]
 
 
-def _maintenance(one: Maintenance, gpus: Sequence[Gpu], now: datetime) -> Planned:
-    mine = [gpu for gpu in gpus if gpu.host == one.host]
+def _maintenance(maintenance: Maintenance, gpus: Sequence[Gpu], now: datetime) -> Planned:
+    mine = [gpu for gpu in gpus if gpu.host == maintenance.host]
     return Planned(
         kind="maintenance",
-        start=one.begun or one.start,
-        end=one.until,
-        on=one.state is not MaintenanceState.PLANNED,
-        overdue=one.until < now,
+        start=maintenance.begun or maintenance.start,
+        end=maintenance.until,
+        on=maintenance.state is not MaintenanceState.PLANNED,
+        overdue=maintenance.until < now,
         gpus=len(mine),
         pools=sorted({gpu.pool for gpu in mine}),
-        hosts=[one.host],
-        why=one.why,
+        hosts=[maintenance.host],
+        why=maintenance.why,
     )
 
 

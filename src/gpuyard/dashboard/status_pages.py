@@ -51,8 +51,8 @@ def install(app: FastAPI, sources: Sources) -> None:
     settings = sources.settings
 
     def seen(who: Visitor | None) -> SiteStatus:
-        known = sources.ledger is None or who is not None or settings.anonymous_details
-        return statuses.of((known, not hides(settings.others, who)))
+        sees_details = sources.ledger is None or who is not None or settings.anonymous_details
+        return statuses.of((sees_details, not hides(settings.others, who)))
 
     def page(status: SiteStatus, nav: Navigation) -> str:
         view = sources.inventory.latest()
@@ -68,18 +68,18 @@ def install(app: FastAPI, sources: Sources) -> None:
     statuses: Shared[tuple[bool, bool], SiteStatus] = Shared(
         lambda sight, now: site_status(sources, details=sight[0], holds=sight[1]), LASTS, sources.now
     )
-    told = Shared(for_strangers, LASTS, sources.now)
+    documents = Shared(for_strangers, LASTS, sources.now)
 
     @app.get(DOCUMENT, tags=["status"], response_model=SiteStatus, responses=documented(429))
     def status(request: Request) -> SiteStatus | Response:
         """How the site is: what there is now, what is out of use, what is planned, and how old all that is."""
         who = find_visitor(request)
-        return told.of(DOCUMENT).to(request) if who is None else seen(who)
+        return documents.of(DOCUMENT).to(request) if who is None else seen(who)
 
     @app.get(PAGE, include_in_schema=False)
     def status_of_site(request: Request) -> Response:
         who = find_visitor(request)
         if who is None:
-            return told.of(PAGE).to(request)
+            return documents.of(PAGE).to(request)
         # The token of the session is in it.
         return HTMLResponse(page(seen(who), navigation_of(who, request)), headers={"Cache-Control": "no-store"})

@@ -94,7 +94,7 @@ def status_page(status: SiteStatus, gpus: Sequence[GpuStatus], now: datetime) ->
         notes=_notes(status),
         pools=pool_cards(gpus),
         incidents=[_incident(incident, now) for incident in status.incidents],
-        planned=[_planned(one, now) for one in status.planned],
+        planned=[_planned(entry, now) for entry in status.planned],
         loops=[_loop(loop) for loop in status.loops],
         legend=[(state.value, MEANINGS[state]) for state in GpuState if state in states],
     )
@@ -116,40 +116,40 @@ def _notes(status: SiteStatus) -> list[str]:
     return notes
 
 
-def _incident(one: Incident, now: datetime) -> IncidentLine:
-    health = next((state for state in WHATS if state.value == one.what), None)
+def _incident(incident: Incident, now: datetime) -> IncidentLine:
+    health = next((state for state in WHATS if state.value == incident.what), None)
     return IncidentLine(
-        colour=COLOURS[health] if health else one.what,
-        what=one.what,
-        gpus=counted(one.gpus, "GPU"),
-        pool=one.pool,
-        meaning=WHATS[health] if health else MEANINGS[GpuState(one.what)],
-        hosts=", ".join(one.hosts),
-        since=since(one.since, now) if one.since else None,
+        colour=COLOURS[health] if health else incident.what,
+        what=incident.what,
+        gpus=counted(incident.gpus, "GPU"),
+        pool=incident.pool,
+        meaning=WHATS[health] if health else MEANINGS[GpuState(incident.what)],
+        hosts=", ".join(incident.hosts),
+        since=since(incident.since, now) if incident.since else None,
     )
 
 
-def _planned(one: Planned, now: datetime) -> PlannedLine:
+def _planned(entry: Planned, now: datetime) -> PlannedLine:
     return PlannedLine(
-        colour="held" if one.on else "booked",
-        what=f"{one.kind}, {'now' if one.on else f'in {duration((one.start - now).total_seconds())}'}",
-        gpus=counted(one.gpus, "GPU"),
-        pools=", ".join(one.pools),
-        hosts=", ".join(one.hosts),
-        why=one.why,
-        start=since(one.start, now),
-        end=since(one.end, now),
-        overdue=one.overdue,
+        colour="held" if entry.on else "booked",
+        what=f"{entry.kind}, {'now' if entry.on else f'in {duration((entry.start - now).total_seconds())}'}",
+        gpus=counted(entry.gpus, "GPU"),
+        pools=", ".join(entry.pools),
+        hosts=", ".join(entry.hosts),
+        why=entry.why,
+        start=since(entry.start, now),
+        end=since(entry.end, now),
+        overdue=entry.overdue,
     )
 
 
-def _loop(one: LoopRow) -> LoopLine:
-    state = "late" if one.late else "failing" if one.failures else "well"
+def _loop(loop: LoopRow) -> LoopLine:
+    state = "late" if loop.late else "failing" if loop.failures else "well"
     return LoopLine(
-        name=one.name,
-        description=one.description,
+        name=loop.name,
+        description=loop.description,
         state=state,
         colour={"late": "blocked", "failing": "held", "well": "free"}[state],
-        age="never yet" if one.age is None else f"{one.age} s ago" if one.age < 120 else f"{duration(one.age)} ago",
-        error=one.error,
+        age="never yet" if loop.age is None else f"{loop.age} s ago" if loop.age < 120 else f"{duration(loop.age)} ago",
+        error=loop.error,
     )

@@ -107,11 +107,11 @@ def install(app: FastAPI, sources: Sources, history: History, ledger: Ledger, ro
 
     waits = WaitCache(ledger, sources.runners.store if sources.runners else None, history.zone, sources.now)
 
-    def checked(wanted: SpanAsked) -> SpanAsked:
-        if wanted.days not in SPANS:
+    def checked(query: SpanAsked) -> SpanAsked:
+        if query.days not in SPANS:
             raise _wrong(f"days: is one of {', '.join(map(str, SPANS))}")
-        known(wanted.pool)
-        return wanted
+        known(query.pool)
+        return query
 
     def known(pool: str) -> str:
         if pool and pool not in ledger.book.pools:
@@ -143,18 +143,18 @@ def install(app: FastAPI, sources: Sources, history: History, ledger: Ledger, ro
     def waiting_times(who: Who, wanted: Annotated[SpanAsked, Query()]) -> WaitList:
         """How long bookings and jobs waited for their GPUs, by pool and step: a day, or of more than 30 a week."""
         steps = waits.of(checked(wanted).days).steps
-        found = [WaitRow.model_validate(asdict(step)) for step in steps if wanted.pool in ("", step.pool)]
-        return WaitList(timezone=history.zone, steps=found)
+        wait_rows = [WaitRow.model_validate(asdict(step)) for step in steps if wanted.pool in ("", step.pool)]
+        return WaitList(timezone=history.zone, steps=wait_rows)
 
     @app.get("/overview", include_in_schema=False)
     def over_all(request: Request, wanted: Annotated[OverviewAsked, Query()]) -> HTMLResponse:
-        who, found = require_page_visitor(request), book.of(checked(wanted).days)
+        who, usage = require_page_visitor(request), book.of(checked(wanted).days)
         waiting = ledger.find(
             Wanted(kinds=frozenset({BookingKind.BOOKING}), states=WAITS, pool=wanted.pool), MOST_WAITING
         )
         board = sources.runners.overview.latest() if sources.runners is not None else None
         shown = overview(
-            found, waits.of(wanted.days), wanted.days, wanted.pool, [*map(rows.of(who), waiting)],
+            usage, waits.of(wanted.days), wanted.days, wanted.pool, [*map(rows.of(who), waiting)],
             figures.figures() if figures else None, len(board.queue) if board else None, history.zone, sources.now(),
         )  # fmt: skip
         shown = replace(shown, waiting=matching(shown.waiting, wanted.q))

@@ -74,7 +74,9 @@ def timeline(
     """Return the timeline of one GPU since `start`. `intervals`: as the visitor may see them, by start. `cut`: there
     were more before these. `href`: of its page, to which the days are added."""
     links = [
-        SpanLink(f"{one} day{'s' if one > 1 else ''}", f"{href}&days={one}", one == days) for one in SPANS if one < 365
+        SpanLink(f"{span} day{'s' if span > 1 else ''}", f"{href}&days={span}", span == days)
+        for span in SPANS
+        if span < 365
     ]
     until = min(now, extent.until) if extent else now
     pieces = [
@@ -85,40 +87,40 @@ def timeline(
     if not shown:
         return Timeline(links, (), (), "", (), more=False)
     layers = strip(shown, start, until) if start < until else []
-    said = ", ".join(f"{layer.name} {layer.share}" for layer in layers)
+    shares = ", ".join(f"{layer.name} {layer.share}" for layer in layers)
     rows = [_row(interval, now) for interval in reversed(intervals)][:MOST_ROWS]
     return Timeline(
         spans=links,
         layers=layers,
         marks=_marks(start, until, "UTC"),
-        label=f"The last {days} days: {said}. The table below has each time.",
+        label=f"The last {days} days: {shares}. The table below has each time.",
         rows=rows,
         more=cut or len(intervals) > MOST_ROWS,
     )
 
 
-def _row(one: Interval, now: datetime) -> TimelineRow:
-    own, use = one.tenure, use_of(one.state, one.tenure.kind)
-    length = (one.end or now) - one.start
-    why = "" if one.state is TrackState.CLAIMED else own.reason
+def _row(interval: Interval, now: datetime) -> TimelineRow:
+    own, use = interval.tenure, use_of(interval.state, interval.tenure.kind)
+    length = (interval.end or now) - interval.start
+    why = "" if interval.state is TrackState.CLAIMED else own.reason
     return TimelineRow(
         slug=SLUGS[use],
         use=use.value,
-        start=since(one.start, now),
-        end=since(one.end, now) if one.end else None,
+        start=since(interval.start, now),
+        end=since(interval.end, now) if interval.end else None,
         lasted=lasting(timedelta(seconds=int(length.total_seconds()))),
         who=" in ".join(filter(None, (own.user, own.project))),
         server=own.server_name or own.server,
         why=" ".join(filter(None, (why, own.repository))),
-        about=not one.exact_start or (one.end is not None and not one.exact_end),
+        about=not interval.exact_start or (interval.end is not None and not interval.exact_end),
     )
 
 
 def _marks(start: datetime, end: datetime, zone: str) -> list[str]:
     """Of a time axis: its beginning, middle and end."""
     form = "%m-%d %H:%M" if end - start <= timedelta(days=8) else "%Y-%m-%d"
-    there = ZoneInfo(zone)
-    return [moment.astimezone(there).strftime(form) for moment in (start, start + (end - start) / 2, end)]
+    zone_info = ZoneInfo(zone)
+    return [moment.astimezone(zone_info).strftime(form) for moment in (start, start + (end - start) / 2, end)]
 
 
 @dataclass(frozen=True)
@@ -209,14 +211,14 @@ class OverviewPage:
 
 
 def overview(
-    found: Utilisation, waits: Waits, days: int, pool: str, waiting: Sequence[BookingRow], jobs: Figures | None,
+    usage: Utilisation, waits: Waits, days: int, pool: str, waiting: Sequence[BookingRow], jobs: Figures | None,
     queued: int | None, zone: str, now: datetime,
 ) -> OverviewPage:  # fmt: skip
     """Return the page. `pool`: empty for all. `waiting`: bookings that have no GPU yet, as the visitor may see them.
     `jobs` and `queued`: of GitHub's, where there are runners."""
-    names = [pool] if pool else list(found.pools) if len(found.pools) <= MOST_CHARTS else []
-    charts = [_chart("All pools", together(found.pools.values()), zone)] if not pool and len(found.pools) != 1 else []
-    charts += [_chart(name, found.pools.get(name, ()), zone) for name in names]
+    names = [pool] if pool else list(usage.pools) if len(usage.pools) <= MOST_CHARTS else []
+    charts = [_chart("All pools", together(usage.pools.values()), zone)] if not pool and len(usage.pools) != 1 else []
+    charts += [_chart(name, usage.pools.get(name, ()), zone) for name in names]
     of_pool = [("pool", pool)] if pool else []
     states = [("state", state.value) for state in sorted(WAITS)]
     more = f"&{urlencode(of_pool)}" if pool else ""
@@ -225,25 +227,26 @@ def overview(
         days=days,
         pool=pool,
         spans=[
-            SpanLink(f"{one} day{'s' if one > 1 else ''}", f"overview?days={one}{more}", one == days) for one in SPANS
+            SpanLink(f"{span} day{'s' if span > 1 else ''}", f"overview?days={span}{more}", span == days)
+            for span in SPANS
         ],
-        seen=since(found.extent.until, now) if found.extent else None,
+        seen=since(usage.extent.until, now) if usage.extent else None,
         charts=[chart for chart in charts if chart.layers],
         pools=[
             SpanLink(name or "all", f"overview?{urlencode({'days': days, 'pool': name})}", name == pool)
-            for name in ("", *found.pools)
-        ] if len(found.pools) > 1 else [],
-        heat=_heat(found.weeks.get(pool, {})),
+            for name in ("", *usage.pools)
+        ] if len(usage.pools) > 1 else [],
+        heat=_heat(usage.weeks.get(pool, {})),
         heat_of=pool or "all pools",
         heat_csv=f"v1/utilisation/week?{urlencode({'pool': pool, 'format': 'csv'})}",
         zone=zone,
-        waited=_waited([one for one in waits.whole if pool in ("", one.pool)], zone),
+        waited=_waited([step for step in waits.whole if pool in ("", step.pool)], zone),
         waited_steps=_waited(steps[:MOST_WAITED], zone),
         waited_step="day" if days <= LONG else "week",
         waiting_csv=f"v1/bookings?{urlencode([*states, *of_pool, ('format', 'csv')])}",
         waited_more=len(steps) > MOST_WAITED,
         waited_csv=f"v1/waits?days={days}{more}&format=csv",
-        waiting=[_wait(one, now) for one in waiting],
+        waiting=[_wait(booking, now) for booking in waiting],
         waits=_waits(waiting, jobs, queued, now),
         csv=f"v1/utilisation?days={days}{more}&format=csv",
     )  # fmt: skip
@@ -253,10 +256,10 @@ def _chart(name: str, columns: Sequence[Column], zone: str) -> UseChart:
     scale = scale_of(columns)
     layers = stack(columns, scale.top)
     seconds = {use: sum(column.seconds.get(use, 0) for column in columns) for use in SLUGS}
-    seen = sum(amount for use, amount in seconds.items() if use is not UseKind.UNSEEN)
-    used = percent(sum(seconds[use] for use in USED), seen)
-    here = [use for use in SLUGS if seconds[use]]
-    there = ZoneInfo(zone)
+    observed = sum(amount for use, amount in seconds.items() if use is not UseKind.UNSEEN)
+    used = percent(sum(seconds[use] for use in USED), observed)
+    uses = [use for use in SLUGS if seconds[use]]
+    zone_info = ZoneInfo(zone)
     return UseChart(
         id=f"use-{name.replace(' ', '-')}",
         name=name,
@@ -265,13 +268,13 @@ def _chart(name: str, columns: Sequence[Column], zone: str) -> UseChart:
         layers=layers,
         marks=_marks(columns[0].start, columns[-1].end, zone) if columns else (),
         label=f"{name} over time: {', '.join(f'{layer.name} {layer.share}' for layer in layers)}. A table follows.",
-        heads=[use.value for use in here],
+        heads=[use.value for use in uses],
         rows=[
             ChartRow(
-                one.start.astimezone(there).strftime("%Y-%m-%d %H:%M"),
-                [f"{one.seconds.get(use, 0) / (one.end - one.start).total_seconds():.1f}" for use in here],
+                column.start.astimezone(zone_info).strftime("%Y-%m-%d %H:%M"),
+                [f"{column.seconds.get(use, 0) / (column.end - column.start).total_seconds():.1f}" for use in uses],
             )
-            for one in coarse(columns, MOST_STEPS)
+            for column in coarse(columns, MOST_STEPS)
         ],
     )
 
@@ -306,21 +309,27 @@ def _cell(share: float | None) -> HeatCell:
     return HeatCell(0 if not value else min(5, 1 + value // 20), str(value))
 
 
-def _wait(one: BookingRow, now: datetime) -> WaitLine:
-    who = " in ".join(filter(None, (one.user, one.project)))
-    return WaitLine(f"{one.gpus} of {one.pool}", who, one.state.value, since(one.created, now), since(one.start, now))
+def _wait(booking: BookingRow, now: datetime) -> WaitLine:
+    who = " in ".join(filter(None, (booking.user, booking.project)))
+    return WaitLine(
+        f"{booking.gpus} of {booking.pool}",
+        who,
+        booking.state.value,
+        since(booking.created, now),
+        since(booking.start, now),
+    )
 
 
 def _waits(
     waiting: Sequence[BookingRow], jobs: Figures | None, queued: int | None, now: datetime
 ) -> list[tuple[str, str]]:
     lines = []
-    inline = [one for one in waiting if one.state is BookingState.WAITING]
-    longest = max(((now - one.created).total_seconds() for one in inline), default=0.0)
+    inline = [booking for booking in waiting if booking.state is BookingState.WAITING]
+    longest = max(((now - booking.created).total_seconds() for booking in inline), default=0.0)
     lines.append((str(len(inline)), f"on the waitlist{f', for up to {duration(longest)}' if inline else ''}"))
-    asked = sum(one.state is BookingState.REQUESTED for one in waiting)
-    if asked:
-        lines.append((str(asked), "for an admin's approval"))
+    requested = sum(booking.state is BookingState.REQUESTED for booking in waiting)
+    if requested:
+        lines.append((str(requested), "for an admin's approval"))
     if queued is not None:
         lines.append((str(queued), "jobs of GitHub in the queue"))
     if jobs is not None and jobs.p50 is not None and jobs.p95 is not None:

@@ -78,33 +78,33 @@ class WaitCache:
         return self._shared.of(days)
 
     def _read(self, days: int, now: datetime) -> Waits:
-        today, each = local_day(now, self._zone), 1 if days <= LONG else 7
-        first = today - (-(-days // each) * each - 1) * DAY
+        today, step_days = local_day(now, self._zone), 1 if days <= LONG else 7
+        first = today - (-(-days // step_days) * step_days - 1) * DAY
         since = day_span(first, self._zone)[0]
-        found = [
-            Wait(one.pool, Waiter.BOOKINGS, one.granted, (one.granted - one.asked).total_seconds())
-            for one in self._ledger.granted(since)
+        all_waits = [
+            Wait(grant.pool, Waiter.BOOKINGS, grant.granted, (grant.granted - grant.asked).total_seconds())
+            for grant in self._ledger.granted(since)
         ]
         if self._runners is not None:
-            found += [
+            all_waits += [
                 Wait(wait.pool, Waiter.JOBS, wait.started, (wait.started - wait.queued).total_seconds())
                 for wait in self._runners.waits(since)
             ]
-        return waits(found, first, today + DAY, each, self._zone)
+        return waits(all_waits, first, today + DAY, step_days, self._zone)
 
 
-def waits(found: Iterable[Wait], first: date, end: date, each: int, zone: str) -> Waits:
-    """Sum waits up over the local days in [first, end), in steps of `each` days."""
-    begins = [first + step * DAY for step in range(0, (end - first).days, each)]
-    spans = {day: (day_span(day, zone)[0], day_span(min(day + each * DAY, end), zone)[0]) for day in begins}
+def waits(all_waits: Iterable[Wait], first: date, end: date, step_days: int, zone: str) -> Waits:
+    """Sum waits up over the local days in [first, end), in steps of `step_days` days."""
+    begins = [first + step * DAY for step in range(0, (end - first).days, step_days)]
+    spans = {day: (day_span(day, zone)[0], day_span(min(day + step_days * DAY, end), zone)[0]) for day in begins}
     by_step: dict[tuple[date, str, Waiter], list[float]] = {}
     by_pool: dict[tuple[str, Waiter], list[float]] = {}
-    for one in found:
-        day = local_day(one.over, zone)
+    for wait in all_waits:
+        day = local_day(wait.over, zone)
         if first <= day < end:
-            begin = first + (day - first).days // each * each * DAY
-            by_step.setdefault((begin, one.pool, one.of), []).append(max(0.0, one.seconds))
-            by_pool.setdefault((one.pool, one.of), []).append(max(0.0, one.seconds))
+            begin = first + (day - first).days // step_days * step_days * DAY
+            by_step.setdefault((begin, wait.pool, wait.of), []).append(max(0.0, wait.seconds))
+            by_pool.setdefault((wait.pool, wait.of), []).append(max(0.0, wait.seconds))
     whole = day_span(first, zone)[0], day_span(end, zone)[0]
     return Waits(
         steps=[_step(pool, of, spans[day], all_of) for (day, pool, of), all_of in sorted(by_step.items())],
@@ -113,8 +113,8 @@ def waits(found: Iterable[Wait], first: date, end: date, each: int, zone: str) -
 
 
 def _step(pool: str, of: Waiter, span: tuple[datetime, datetime], seconds: Iterable[float]) -> WaitStep:
-    known = sorted(seconds)
-    p50, p90 = percentile(known, 50), percentile(known, 90)
+    durations = sorted(seconds)
+    p50, p90 = percentile(durations, 50), percentile(durations, 90)
     assert p50 is not None
     assert p90 is not None
-    return WaitStep(pool, of, *span, len(known), sum(one >= 1 for one in known), p50, p90)
+    return WaitStep(pool, of, *span, len(durations), sum(duration >= 1 for duration in durations), p50, p90)

@@ -108,9 +108,9 @@ def unpack(backup: Path, path: Path, rooms: Sequence[SchemaModule]) -> Database:
     with _refused(backup):
         _copy_file(backup, path)
         with closing(sqlite3.connect(path)) as copy:
-            said = [str(row[0]) for row in copy.execute("pragma integrity_check(3)")]
-            if said != ["ok"]:
-                raise StoreError(f"{backup} is damaged and nothing was restored: {'; '.join(said)}")
+            report = [str(row[0]) for row in copy.execute("pragma integrity_check(3)")]
+            if report != ["ok"]:
+                raise StoreError(f"{backup} is damaged and nothing was restored: {'; '.join(report)}")
             copy.execute(f"drop table if exists {NOTE}")
             copy.commit()
     database = Database(file_url(path).render_as_string(hide_password=False))
@@ -137,13 +137,13 @@ def replace_all(database: Database, rooms: Sequence[SchemaModule], source: Datab
 
 def set_aside(url: URL, path: Path) -> bool:
     """Copy the file of a SQLite database that nobody can read, with its log; False when there is none to copy."""
-    here = Path(url.database or "")
-    if url.get_backend_name() != "sqlite" or not here.is_file():
+    source = Path(url.database or "")
+    if url.get_backend_name() != "sqlite" or not source.is_file():
         return False
     for ending in ("", "-wal"):
-        if Path(f"{here}{ending}").is_file():
+        if Path(f"{source}{ending}").is_file():
             private_file(Path(f"{path}{ending}"))
-            shutil.copyfile(f"{here}{ending}", f"{path}{ending}")
+            shutil.copyfile(f"{source}{ending}", f"{path}{ending}")
     return True
 
 
@@ -232,8 +232,8 @@ def _replace_server(database: Database, rooms: Sequence[SchemaModule], source: D
         target.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK})
         for room in rooms:
             refuse_unknown(room, steps_of(room), revision_of(target, room), database.name)
-        there = set(inspect(target).get_table_names())
-        names = [name for room in rooms for name in (*room.tables.tables, room.version_table) if name in there]
+        existing = set(inspect(target).get_table_names())
+        names = [name for room in rooms for name in (*room.tables.tables, room.version_table) if name in existing]
         quoted = target.dialect.identifier_preparer.quote_identifier
         for name in names:
             target.execute(text(f"drop table {quoted(name)} cascade"))
@@ -245,9 +245,9 @@ def _replace_server(database: Database, rooms: Sequence[SchemaModule], source: D
 
 def _reflected(connection: Connection, rooms: Sequence[SchemaModule]) -> MetaData:
     """The tables of rooms as they are there."""
-    there, found = set(inspect(connection).get_table_names()), MetaData()
-    found.reflect(connection, only=sorted(name for room in rooms for name in room.tables.tables if name in there))
-    return found
+    existing, metadata = set(inspect(connection).get_table_names()), MetaData()
+    metadata.reflect(connection, only=sorted(name for room in rooms for name in room.tables.tables if name in existing))
+    return metadata
 
 
 def _copy_rows(source: Connection, target: Connection, have: MetaData, want: MetaData) -> None:
@@ -281,11 +281,11 @@ def _last_number(connection: Connection, table: Table) -> int | None:
         if "sqlite_sequence" not in _names(connection):
             return None
         query = text("select seq from sqlite_sequence where name = :name")
-        kept = connection.execute(query, {"name": table.name}).scalar()
+        number = connection.execute(query, {"name": table.name}).scalar()
         keys = list(table.primary_key)
-        if kept is None and len(keys) == 1 and keys[0].name == "id":  # of a table that gives numbers again
-            kept = connection.execute(select(keys[0]).order_by(keys[0].desc()).limit(1)).scalar()
-        return int(kept) if isinstance(kept, int) and kept > 0 else None
+        if number is None and len(keys) == 1 and keys[0].name == "id":  # of a table that gives numbers again
+            number = connection.execute(select(keys[0]).order_by(keys[0].desc()).limit(1)).scalar()
+        return int(number) if isinstance(number, int) and number > 0 else None
     sequence = _sequence(connection, table)
     if sequence is None:
         return None
@@ -302,8 +302,8 @@ def _sequence(connection: Connection, table: Table) -> str | None:
     if "id" not in table.c:
         return None
     quoted = connection.dialect.identifier_preparer.quote_identifier(table.name)
-    found = connection.execute(text("select pg_get_serial_sequence(:name, 'id')"), {"name": quoted}).scalar()
-    return None if found is None else str(found)
+    sequence = connection.execute(text("select pg_get_serial_sequence(:name, 'id')"), {"name": quoted}).scalar()
+    return None if sequence is None else str(sequence)
 
 
 # Files
@@ -315,9 +315,9 @@ def _finish(path: Path, note: BackupNote) -> None:
         file.execute(f"insert into {NOTE} values (?, ?)", (seconds(note.made), note.release))  # noqa: S608 - as above
         file.commit()
         file.execute("pragma journal_mode = delete")
-        (said,) = file.execute("pragma quick_check(1)").fetchone()
-        if said != "ok":
-            raise StoreError(f"the database is damaged, and no backup was made: {said}; see gpuyard db check")
+        (verdict,) = file.execute("pragma quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise StoreError(f"the database is damaged, and no backup was made: {verdict}; see gpuyard db check")
     with path.open("rb") as whole:
         os.fsync(whole.fileno())
 

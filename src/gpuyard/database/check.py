@@ -36,12 +36,12 @@ class RoomVersion:
 
 def versions(database: Database, rooms: Sequence[SchemaModule]) -> list[RoomVersion]:
     """Return the version of each schema module's tables. Raises StoreError."""
-    found = []
+    room_versions = []
     with database.reading() as connection:
         for room in rooms:
             script, at = steps_of(room), revision_of(connection, room)
-            found.append(RoomVersion(room.name, at, str(script.get_current_head()), unknown(script, at)))
-    return found
+            room_versions.append(RoomVersion(room.name, at, str(script.get_current_head()), unknown(script, at)))
+    return room_versions
 
 
 def problems(database: Database, rooms: Sequence[SchemaModule]) -> list[str]:
@@ -58,8 +58,8 @@ def problems(database: Database, rooms: Sequence[SchemaModule]) -> list[str]:
 
 def _damage(connection: Connection, rooms: Sequence[SchemaModule], sqlite: bool) -> Iterator[str]:
     if sqlite:
-        said = [str(scalar) for scalar in connection.execute(text(f"pragma integrity_check({MOST})")).scalars()]
-        yield from (f"the file is damaged: {one}" for one in said if one != "ok")
+        report = [str(scalar) for scalar in connection.execute(text(f"pragma integrity_check({MOST})")).scalars()]
+        yield from (f"the file is damaged: {line}" for line in report if line != "ok")
         return
     quoted = connection.dialect.identifier_preparer.quote_identifier
     for table in _tables(connection, rooms).sorted_tables:  # PostgreSQL says nothing until somebody reads
@@ -68,12 +68,12 @@ def _damage(connection: Connection, rooms: Sequence[SchemaModule], sqlite: bool)
 
 def _orphans(connection: Connection, rooms: Sequence[SchemaModule]) -> Iterator[str]:
     """Rows that refer to one that is not there."""
-    there = _tables(connection, rooms).tables
+    tables = _tables(connection, rooms).tables
     for room in rooms:
         for table in room.tables.sorted_tables:
-            if table.name in there:
+            if table.name in tables:
                 for columns, others in [*_keys(table), *_loose(room, table)]:
-                    if others[0].table.name in there:
+                    if others[0].table.name in tables:
                         yield from _without(connection, columns, others)
 
 
@@ -83,9 +83,9 @@ def _keys(table: Table) -> Iterator[tuple[list[Column[object]], list[Column[obje
 
 
 def _loose(room: SchemaModule, table: Table) -> Iterator[tuple[list[Column[object]], list[Column[object]]]]:
-    for name, other in room.references.items():
+    for name, target in room.references.items():
         if name.partition(".")[0] == table.name:
-            yield [_column(room, name)], [_column(room, other)]
+            yield [_column(room, name)], [_column(room, target)]
 
 
 def _column(room: SchemaModule, name: str) -> Column[object]:
@@ -94,17 +94,17 @@ def _column(room: SchemaModule, name: str) -> Column[object]:
 
 
 def _without(connection: Connection, columns: list[Column[object]], others: list[Column[object]]) -> Iterator[str]:
-    table, other = columns[0].table, others[0].table
+    table, target = columns[0].table, others[0].table
     if not {column.name for column in columns} <= _columns(connection, table.name):
         return  # a later step brings it
     same = and_(*(mine == theirs for mine, theirs in zip(columns, others, strict=True)))
-    lost = select(*columns).where(~select(literal_column("1")).select_from(other).where(same).exists())
+    lost = select(*columns).where(~select(literal_column("1")).select_from(target).where(same).exists())
     many = connection.execute(select(func.count()).select_from(lost.subquery())).scalar_one()
     if many:
         some = connection.execute(lost.distinct().limit(MOST)).all()
         named = ", ".join(" ".join(str(value) for value in row) for row in some)
         words = "/".join(column.name for column in columns)
-        yield f"{table.name}: {many} rows refer by {words} to {other.name} that are not there ({named})"
+        yield f"{table.name}: {many} rows refer by {words} to {target.name} that are not there ({named})"
 
 
 def _columns(connection: Connection, table: str) -> set[str]:
@@ -112,6 +112,6 @@ def _columns(connection: Connection, table: str) -> set[str]:
 
 
 def _tables(connection: Connection, rooms: Sequence[SchemaModule]) -> MetaData:
-    found, there = MetaData(), set(inspect(connection).get_table_names())
-    found.reflect(connection, only=sorted(name for room in rooms for name in room.tables.tables if name in there))
-    return found
+    metadata, existing = MetaData(), set(inspect(connection).get_table_names())
+    metadata.reflect(connection, only=sorted(name for room in rooms for name in room.tables.tables if name in existing))
+    return metadata

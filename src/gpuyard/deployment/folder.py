@@ -128,8 +128,8 @@ class DeployFolder:
         """Plan what 'gpuyard site render --kolla -i INVENTORY' would. Raises GpuyardError."""
         folder = read_folder(self.path)
         beside = self.program.parent / "ansible-inventory"
-        known = read_inventory([self.inventory], compute_group(folder), beside if beside.exists() else None)
-        return plan_kolla(compiled, folder, known)
+        kolla_inventory = read_inventory([self.inventory], compute_group(folder), beside if beside.exists() else None)
+        return plan_kolla(compiled, folder, kolla_inventory)
 
     def write(self, changes: Sequence[Change]) -> None:
         """Write the changes. Raises GpuyardError."""
@@ -140,11 +140,11 @@ class DeployFolder:
         """Generate missing passwords by kolla-genpwd. Where none is missing, the file gets its mode and is not written:
         encrypted values and comments in it stay. Raises GpuyardError."""
         target = self.path / PASSWORDS
-        found = read_passwords(read_text(target))
-        if found.refusal:
-            raise GpuyardError(f"{target}: {found.refusal}")
+        passwords = read_passwords(read_text(target))
+        if passwords.refusal:
+            raise GpuyardError(f"{target}: {passwords.refusal}")
         try:
-            if found.made:
+            if passwords.made:
                 _make_private(target)
             else:
                 self._generate_passwords(target)
@@ -192,13 +192,13 @@ class DeployFolder:
 
     def _requirements(self) -> str:
         """The digest of what install-deps would install. Raises GpuyardError."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for name in REQUIREMENTS:
             text = read_text(self._share / name)
             if text is None:
                 raise GpuyardError(f"{self._share} has no {name}; install kolla-ansible again")
-            found.update(f"{name}\n{text}\n".encode())
-        return f"{found.hexdigest()}\n"
+            digest.update(f"{name}\n{text}\n".encode())
+        return f"{digest.hexdigest()}\n"
 
     @property
     def _collection(self) -> Path:
@@ -213,10 +213,10 @@ class DeployFolder:
         return said_by(words, environment(self.program, os.environ), SECONDS, "install kolla-ansible again")
 
     def _digest(self) -> str:
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for name in (INVENTORY, VARIABLES, GLOBALS):
-            found.update(f"{name}\n{read_text(self.path / name) or ''}\n".encode())
-        return found.hexdigest()[:16]
+            digest.update(f"{name}\n{read_text(self.path / name) or ''}\n".encode())
+        return digest.hexdigest()[:16]
 
 
 def collections_path(settings: str) -> str:
@@ -251,13 +251,13 @@ def read_passwords(text: str | None) -> Passwords:
     if text.startswith(VAULT):
         return Passwords(made=True)
     try:
-        found = YAML(typ="rt", pure=True).load(text)  # which takes Ansible's own tags: !vault
+        document = YAML(typ="rt", pure=True).load(text)  # which takes Ansible's own tags: !vault
     except YAMLError as error:
         raise UsageError(f"{PASSWORDS} is not YAML: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         return Passwords(made=False)
-    missing = [str(name) for name, value in found.items() if name not in BLANK and not _made(value)]
-    if missing and any(_tagged(value) for value in found.values()):
+    missing = [str(name) for name, value in document.items() if name not in BLANK and not _made(value)]
+    if missing and any(_tagged(value) for value in document.values()):
         return Passwords(made=False, refusal=_cannot_be_made(missing))
     return Passwords(made=not missing)
 

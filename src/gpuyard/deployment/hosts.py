@@ -104,13 +104,13 @@ class DeployHosts:
     def _run(
         self, verb: str, names: Sequence[str], own: Mapping[str, Sequence[str]], options: FleetOptions
     ) -> dict[str, Outcome]:
-        here = [name for name in names if self.deploy.hosts[name].address == HERE]
-        found = {name: in_this_process(name, [verb, *own.get(name, ())]) for name in here}
-        targets = {self._target(name): name for name in names if name not in here}
+        local_names = [name for name in names if self.deploy.hosts[name].address == HERE]
+        outcomes = {name: in_this_process(name, [verb, *own.get(name, ())]) for name in local_names}
+        targets = {self._target(name): name for name in names if name not in local_names}
         words = {target: own.get(name, ()) for target, name in targets.items()}
         remote = fleet.run(targets, [verb, "--json"], options, self.on_event, own=words)
-        found |= {targets[target]: outcome for target, outcome in remote.items()}
-        return {name: found[name] for name in names}
+        outcomes |= {targets[target]: outcome for target, outcome in remote.items()}
+        return {name: outcomes[name] for name in names}
 
     def _target(self, name: str) -> str:
         return self.deploy.hosts[name].login(name, self.deploy.user)
@@ -133,13 +133,13 @@ def parse_look(result: Mapping[str, Any]) -> tuple[HostState, Inventory]:
     """Parse the answer of 'look'. Raises KeyError, TypeError, ValueError, AttributeError, GpuyardError for anything
     else."""
     plan, engine = result["plan"], result["engine"]
-    findings = [Finding.from_dict(one) for one in result["findings"]]
+    findings = [Finding.from_dict(finding) for finding in result["findings"]]
     boot = str(result["boot_id"])
     sight = HostState(
         boot_id=boot,
         here=bool(boot) and boot == boot_id(FileTree()),
         name=str(result["name"]),
-        interfaces=tuple(HostInterface.from_dict(one) for one in result["interfaces"]),
+        interfaces=tuple(HostInterface.from_dict(interface) for interface in result["interfaces"]),
         interfaces_problem=str(result["interfaces_problem"]),
         changes=tuple(f"{step['sign']} {step['step']}" for step in plan["steps"]),
         refusals=_texts(plan["refusals"]),
@@ -166,7 +166,7 @@ def _errors(findings: Sequence[Finding]) -> tuple[str, ...]:
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise TypeError("no list")
-    return tuple(str(one) for one in value)
+    return tuple(str(item) for item in value)
 
 
 def problem_of(outcome: Outcome) -> str:
@@ -180,9 +180,9 @@ def problem_of(outcome: Outcome) -> str:
 
 def in_this_process(name: str, words: Sequence[str]) -> Outcome:
     """Run a verb on this machine."""
-    kept = commands.Kept()
+    output = commands.Kept()
     try:
-        code = commands.run(words[0], options_of(list(words)), kept)
+        code = commands.run(words[0], options_of(list(words)), output)
     except GpuyardError as error:
         return Outcome(name, Ending.DONE, error.exit_code, str(error))
-    return Outcome(name, Ending.DONE, code, "", kept.data)
+    return Outcome(name, Ending.DONE, code, "", output.data)

@@ -29,20 +29,20 @@ def interface_problem(deploy: SiteDeploy, name: str, host: HostState, kolla: Kol
 
 def _problems(deploy: SiteDeploy, name: str, host: HostState, kolla: KollaState | None) -> Iterator[str]:
     own = deploy.hosts[name]
-    known = {interface.name: interface for interface in host.interfaces}
+    interfaces = {interface.name: interface for interface in host.interfaces}
     internal, external = own.interface or deploy.interface, own.external_interface or deploy.external_interface
     # Before Kolla's folder was looked at every hypervisor might be one with a bridge.
     bridged = "network" in own.roles or ("compute" in own.roles and (kolla is None or kolla.bridges_hypervisors))
     for key, interface in (("interface", internal), ("external_interface", external if bridged else "")):
-        if interface and interface not in known:
+        if interface and interface not in interfaces:
             yield (
-                f"{name} has no network interface {interface}; it has {', '.join(known) or 'none'}: write the "
+                f"{name} has no network interface {interface}; it has {', '.join(interfaces) or 'none'}: write the "
                 f"right one as deploy.hosts.{name}.{key}"
             )
-    if internal in known:
-        yield from _wrong_address(deploy, name, known[internal])
-    if bridged and external in known:
-        yield from _cut_off(name, known[external])
+    if internal in interfaces:
+        yield from _wrong_address(deploy, name, interfaces[internal])
+    if bridged and external in interfaces:
+        yield from _cut_off(name, interfaces[external])
 
 
 def _wrong_address(deploy: SiteDeploy, name: str, interface: HostInterface) -> Iterator[str]:

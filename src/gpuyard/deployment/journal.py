@@ -47,7 +47,7 @@ class JournalEntry:
     """Hosts that the run was limited to; empty: to none."""
 
     def line(self) -> str:
-        found = {
+        fields = {
             "run": self.run,
             "stage": self.stage,
             "object": self.object,
@@ -56,7 +56,7 @@ class JournalEntry:
             "about": self.about,
             "hosts": self.hosts,
         }
-        return json.dumps(found) + "\n"
+        return json.dumps(fields) + "\n"
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,15 @@ def parse_journal(lines: Iterable[str], run: str = "") -> DeployJournal:
 
 def _entry(line: str) -> JournalEntry | None:
     try:
-        found: Any = json.loads(line)
+        fields: Any = json.loads(line)
         return JournalEntry(
-            str(found["run"]),
-            str(found["stage"]),
-            str(found["object"]),
-            Happening(found["happening"]),
-            str(found["at"]),
-            str(found.get("about", "")),
-            tuple(map(str, found.get("hosts", ()))),
+            str(fields["run"]),
+            str(fields["stage"]),
+            str(fields["object"]),
+            Happening(fields["happening"]),
+            str(fields["at"]),
+            str(fields.get("about", "")),
+            tuple(map(str, fields.get("hosts", ()))),
         )
     except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
         return None

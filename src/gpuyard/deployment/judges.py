@@ -68,8 +68,8 @@ def _cut_off(site: Site, sight: DeploymentState, hosts: Collection[str]) -> Task
     """What is in the way of Kolla's work on the interfaces of these hosts: asked in each step that brings it nearer,
     since a run may begin with any. All of them have been looked at."""
     assert site.deploy is not None
-    found = [interface_problem(site.deploy, name, sight.hosts[name], sight.kolla) for name in hosts]
-    return _blocked(*filter(None, found)) if any(found) else None
+    problems = [interface_problem(site.deploy, name, sight.hosts[name], sight.kolla) for name in hosts]
+    return _blocked(*filter(None, problems)) if any(problems) else None
 
 
 def _unseen(sight: DeploymentState, name: str) -> HostState | None:
@@ -156,10 +156,10 @@ def _of(pick: Callable[[DeploymentState], Observed | None]) -> Callable[[JudgeOf
         def verdict(
             site: Site, sight: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
         ) -> TaskVerdict:
-            seen = pick(sight)
-            if seen is None:
+            observed = pick(sight)
+            if observed is None:
                 return _later()
-            return _blocked(seen.problem) if seen.problem else judge(site, sight, seen, name)
+            return _blocked(observed.problem) if observed.problem else judge(site, sight, observed, name)
 
         return verdict
 
@@ -228,7 +228,9 @@ def _running_controllers(site: Site, sight: DeploymentState, name: str) -> list[
     """The other control hosts that have containers already, where a host is to be a control host."""
     assert site.deploy is not None
     control = site.deploy.with_role("control")
-    return [other for other in control if name in control and (seen := _unseen(sight, other)) and seen.containers]
+    return [
+        host for host in control if name in control and (host_state := _unseen(sight, host)) and host_state.containers
+    ]
 
 
 def _open(journal: DeployJournal, stage: str, hosts: Collection[str]) -> TaskVerdict | None:
@@ -274,7 +276,9 @@ def judge_deploy(
         return _later()
     if problem := _cut_off(site, sight, hosts):
         return problem
-    if broken := [f"{host}: {seen.engine_problem}" for host in hosts if (seen := sight.hosts[host]).engine_problem]:
+    if broken := [
+        f"{host}: {host_state.engine_problem}" for host in hosts if (host_state := sight.hosts[host]).engine_problem
+    ]:
         return _blocked(*broken)
     if old := [
         f"{host} runs {release}" for host in hosts for release in sorted(sight.hosts[host].releases - {site.release})
@@ -312,8 +316,8 @@ def _changed_since(kolla: KollaState | None, journal: DeployJournal, hosts: Coll
 def _missing(site: Site, sight: DeploymentState, hosts: Collection[str]) -> Iterator[str]:
     assert site.deploy is not None
     for host in hosts:
-        wanted = [name for role in site.deploy.hosts[host].roles for name in CONTAINERS.get(role, ())]
-        if lost := [name for name in wanted if name not in sight.hosts[host].containers]:
+        required = [name for role in site.deploy.hosts[host].roles for name in CONTAINERS.get(role, ())]
+        if lost := [name for name in required if name not in sight.hosts[host].containers]:
             yield f"{host}: {', '.join(lost)}"
 
 

@@ -41,14 +41,14 @@ from gpuyard.site.schema import Site
 
 
 def plan_deployment(
-    site: Site, sight: DeploymentState, journal: DeployJournal, wanted: DeployRange = EVERYTHING
+    site: Site, sight: DeploymentState, journal: DeployJournal, deploy_range: DeployRange = EVERYTHING
 ) -> tuple[DeployTask, ...]:
     """Return all tasks in their order. Raises UsageError for a stage or a host that there is not."""
     assert site.deploy is not None
-    hosts = _hosts(site, wanted)
+    hosts = _hosts(site, deploy_range)
     tasks: list[DeployTask] = []
     waits_for = ""
-    for stage in stages(wanted):
+    for stage in stages(deploy_range):
         first = ""
         for name in _objects(site, stage, hosts):
             verdict = stage.judge(site, sight, journal, name, hosts)
@@ -65,26 +65,26 @@ def plan_deployment(
     return tuple(tasks)
 
 
-def stages(wanted: DeployRange = EVERYTHING) -> tuple[DeployStage, ...]:
+def stages(deploy_range: DeployRange = EVERYTHING) -> tuple[DeployStage, ...]:
     """Return the stages of a range. Raises UsageError."""
     names = [stage.name for stage in STAGES]
-    for name in (wanted.first, wanted.last):
+    for name in (deploy_range.first, deploy_range.last):
         if name and name not in names:
             raise UsageError(f"there is no step {name!r}; there are {', '.join(names)}")
-    start = names.index(wanted.first) if wanted.first else 0
-    end = names.index(wanted.last) + 1 if wanted.last else len(names)
+    start = names.index(deploy_range.first) if deploy_range.first else 0
+    end = names.index(deploy_range.last) + 1 if deploy_range.last else len(names)
     if start >= end:
-        raise UsageError(f"step {wanted.first} comes after {wanted.last}; exchange --from and --until")
+        raise UsageError(f"step {deploy_range.first} comes after {deploy_range.last}; exchange --from and --until")
     chosen = STAGES[start:end]
-    return tuple(stage for stage in chosen if not (stage.whole_cloud and wanted.hosts))
+    return tuple(stage for stage in chosen if not (stage.whole_cloud and deploy_range.hosts))
 
 
-def _hosts(site: Site, wanted: DeployRange) -> tuple[str, ...]:
+def _hosts(site: Site, deploy_range: DeployRange) -> tuple[str, ...]:
     assert site.deploy is not None
-    for name in wanted.hosts:
+    for name in deploy_range.hosts:
         if name not in site.deploy.hosts:
             raise UsageError(f"deploy.hosts has no {name}; it has {', '.join(site.deploy.hosts)}")
-    return tuple(name for name in site.deploy.hosts if not wanted.hosts or name in wanted.hosts)
+    return tuple(name for name in site.deploy.hosts if not deploy_range.hosts or name in deploy_range.hosts)
 
 
 def _objects(site: Site, stage: DeployStage, hosts: Sequence[str]) -> tuple[str, ...]:

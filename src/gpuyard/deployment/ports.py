@@ -188,8 +188,8 @@ class SitePorts:
         images = self.logs.parent / "images"
         day = self.now().date().isoformat()
         try:
-            said = self._gpuyard(f"{name}-plan", ["image", "build", name, "--plan", "--day", day, *self._of_site])
-            build = said.split(":")[0].strip()
+            output = self._gpuyard(f"{name}-plan", ["image", "build", name, "--plan", "--day", day, *self._of_site])
+            build = output.split(":")[0].strip()
             file = images / f"{build}.qcow2"
             self._gpuyard(f"{name}-build", ["image", "build", name, "--day", day, "-o", str(images), *self._of_site])
             self._gpuyard(f"{name}-check", ["image", "check", str(file)])

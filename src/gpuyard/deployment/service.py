@@ -75,14 +75,14 @@ class DeployService:
 
     def changes(self) -> tuple[Change, ...]:
         """Return the changes of its files. Raises GpuyardError."""
-        wanted: dict[str, str] = {SITE: self._text(self.site_file)}
+        texts: dict[str, str] = {SITE: self._text(self.site_file)}
         for host in self.site.hosts.values():
-            wanted[f"etc/gpuyard/{host.recording}"] = self._text(self.site_file.parent / host.recording)
-        wanted[UNIT_FILE] = self._run([*self.gpuyard, "serve", "--unit"])
+            texts[f"etc/gpuyard/{host.recording}"] = self._text(self.site_file.parent / host.recording)
+        texts[UNIT_FILE] = self._run([*self.gpuyard, "serve", "--unit"])
         first = {CREDENTIALS: self._text(self.clouds), SETTINGS: f"OS_CLOUD={self.cloud}\n"}
-        wanted |= {path: text for path, text in first.items() if not _is_there(self.root / path)}
-        found = (Change(self.root / path, read_text(self.root / path), text) for path, text in wanted.items())
-        return tuple(change for change in found if change.before != change.after)
+        texts |= {path: text for path, text in first.items() if not _is_there(self.root / path)}
+        changes = (Change(self.root / path, read_text(self.root / path), text) for path, text in texts.items())
+        return tuple(change for change in changes if change.before != change.after)
 
     @property
     def _of_portal(self) -> list[str]:

@@ -91,17 +91,17 @@ class Rollout:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The same as findings: the hosts, then each stage with its conditions."""
-        found = [
+        findings = [
             Finding("host-stage", Severity.OK, host.host, host.reason, "", {"stage": host.stage}) for host in self.hosts
         ]
         for stage in self.stages:
             of = {"stage": stage.stage.value, "state": stage.state.value}
             severity = Severity.NOTE if stage.state is StageState.LATER else Severity.OK
             alone = (Finding("stage", severity, "", f"it is {stage.state}"),)
-            found += [
+            findings += [
                 replace(condition, object=f"stage {stage.stage}", payload=of) for condition in stage.conditions or alone
             ]
-        return tuple(found)
+        return tuple(findings)
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ class StagedSite:
 
 def staged(site: Site, inventories: Mapping[str, Inventory], stage: Stage) -> StagedSite:
     """Return a site as it would be at a stage, whichever it names itself."""
-    other = site.model_copy(update={"pci_in_placement": stage.value})
-    encoded, _ = encode(other, inventories)
-    compiled, problems = compile_site(other, inventories)
+    site_at_stage = site.model_copy(update={"pci_in_placement": stage.value})
+    encoded, _ = encode(site_at_stage, inventories)
+    compiled, problems = compile_site(site_at_stage, inventories)
     gpus = tuple(item.gpu for item in encoded if item.offered)
     texts = tuple(f"{'.'.join(map(str, problem.place))}: {problem.message}" for problem in problems)
     return StagedSite(stage, gpus, compiled, texts)
@@ -144,10 +144,10 @@ def plan_rollout(site: Site, inventories: Mapping[str, Inventory], world: World,
         if target.stage is Stage.ON and to is Stage.REPORT:
             break
         left = [host for host in hosts if not _arrived(host, target.stage, world, target)]
-        asked = target.stage is Stage.REPORT or site.pci_in_placement == Stage.ON.value or _shows(report, on)
+        in_effect = target.stage is Stage.REPORT or site.pci_in_placement == Stage.ON.value or _shows(report, on)
         if not reached:
             answers.append(StageAnswer(target.stage, StageState.LATER, (), (), _final(target.stage)))
-        elif not left and asked:
+        elif not left and in_effect:
             answers.append(StageAnswer(target.stage, StageState.DONE, (), (), _final(target.stage)))
         else:
             conditions = tuple(_conditions(site, inventories, world, report, target))
@@ -163,11 +163,11 @@ def plan_rollout(site: Site, inventories: Mapping[str, Inventory], world: World,
 
 
 def _host_stage(name: str, world: World, report: StagedSite, on: StagedSite) -> HostStage:
-    seen = [device for device in world.devices.values() if device.host == name]
+    devices = [device for device in world.devices.values() if device.host == name]
     fewer, all_ = _mine(report, name), _mine(on, name)
     if not all_:
         return HostStage(name, "-", "it has no GPU to offer")
-    if not seen:
+    if not devices:
         return HostStage(name, Stage.OFF, f"none of its {len(all_)} GPUs is in Placement")
     if not (wrong := _wrong(all_, world, with_traits=True)):
         # Without groups to keep together, both stages look alike.
@@ -175,7 +175,7 @@ def _host_stage(name: str, world: World, report: StagedSite, on: StagedSite) -> 
         alike = same and not any(slot_traits(gpu) for gpu in all_)
         return HostStage(name, EITHER if alike else Stage.ON, f"all {len(all_)} GPUs are in Placement")
     wrong = _wrong(fewer, world, with_traits=False)
-    more = sorted({device.address for device in seen} - {gpu.address for gpu in fewer})
+    more = sorted({device.address for device in devices} - {gpu.address for gpu in fewer})
     if not wrong and not more:
         return HostStage(name, Stage.REPORT, f"{len(fewer)} of {len(all_)} GPUs are in Placement, one of each group")
     also = [f"Placement also has {', '.join(more)}"] if more else []
@@ -254,10 +254,10 @@ def _site_file(target: StagedSite) -> Finding:
 
 def _release(site: Site, world: World) -> Finding:
     """What Nova's API tells; which release each nova-compute is of, it tells nobody."""
-    said = _version(world.microversion)
-    if said is None:
+    version = _version(world.microversion)
+    if version is None:
         return _condition("release", None, "the API does not say which microversions it speaks")
-    older = said < (_version(RELEASES[site.release].microversion) or (0, 0))
+    older = version < (_version(RELEASES[site.release].microversion) or (0, 0))
     return _condition(
         "release", not older,
         f"the API speaks {world.microversion}, as {site.release} does or a newer one; it does not start with computes "
@@ -332,9 +332,9 @@ def _room(site: Site, world: World, report: StagedSite, subject: DriftSubject) -
             offered = sum(gpu.pool == pool for gpu in _mine(report, host))
             if any(device.host == host for device in world.devices.values()):
                 continue  # the other conditions see more
-            asked = sum(subject.asked(server).get(pool, 0) for server in servers)
-            if asked > offered:
-                bad.append(f"servers on {host} have {asked} GPUs of pool {pool}, and {offered} are offered")
+            requested = sum(subject.asked(server).get(pool, 0) for server in servers)
+            if requested > offered:
+                bad.append(f"servers on {host} have {requested} GPUs of pool {pool}, and {offered} are offered")
     return _condition(
         "gpus-in-use", not bad,
         "; ".join(bad[:SOME]) or "no host has more of them in use than are offered",
@@ -343,8 +343,10 @@ def _room(site: Site, world: World, report: StagedSite, subject: DriftSubject) -
 
 
 def _running(world: World, hosts: Iterable[str]) -> list[ServerSeen]:
-    wanted = set(hosts)
-    return [s for s in world.servers.values() if s.host in wanted and s.status not in (GONE_FROM_HOST, "SOFT_DELETED")]
+    host_names = set(hosts)
+    return [
+        s for s in world.servers.values() if s.host in host_names and s.status not in (GONE_FROM_HOST, "SOFT_DELETED")
+    ]
 
 
 def _reported(site: Site, world: World, report: StagedSite) -> Finding:
@@ -358,10 +360,10 @@ def _reported(site: Site, world: World, report: StagedSite) -> Finding:
 def _healed(site: Site, world: World, subject: DriftSubject) -> Finding:
     bad = []
     for server in _running(world, site.hosts):
-        asked = sum(subject.asked(server).values())
+        requested = sum(subject.asked(server).values())
         have = len([device for device in world.devices_of.get(server.id, ()) if device.host == server.host])
-        if have < asked:
-            bad.append(f"{server} has {asked} GPUs, and Placement knows of {have}")
+        if have < requested:
+            bad.append(f"{server} has {requested} GPUs, and Placement knows of {have}")
     return _condition(
         "servers-healed", not bad, _some(bad) or "Placement knows the GPUs of every server",
         "nova-compute does it at its next update; if it does not, restart it" if bad else "",
@@ -397,8 +399,8 @@ def _groups(subject: DriftSubject) -> Finding:
 
 def _aliases(site: Site, world: World, target: StagedSite, subject: DriftSubject) -> Finding:
     """With Placement deciding, an alias finds devices by its class."""
-    known = aliases_of(target.compiled.options_of("nova").values(*ALIAS))
-    bare = [name for name, alias in known.items() if "resource_class" not in alias.raw]
+    aliases = aliases_of(target.compiled.options_of("nova").values(*ALIAS))
+    bare = [name for name, alias in aliases.items() if "resource_class" not in alias.raw]
     if bare:
         return _condition("aliases", False, f"{_some(bare)} have no resource_class", "a bug of gpuyard: report it")
     foreign = sorted(

@@ -228,17 +228,17 @@ class HostMover:
         """That Placement has the server on its new host, with as many GPUs as before. Returns how many more it has."""
         with Reader(self._api) as cloud:
             providers = cloud.providers()
-            held = cloud.allocations(server.id)
-        there = {id: amounts for id, amounts in held.items() if id in providers}
-        mine = {id for id in there if providers[providers[id].root_id].name == target}
-        gpus = sum(sum(there[id].values()) for id in mine if providers[id].root_id != id)
-        wanted = max(server.asks, len(server.gpus))  # one that waits to be confirmed has none on the old host
-        if not mine or gpus < wanted:
+            allocations = cloud.allocations(server.id)
+        amounts_by_provider = {id: amounts for id, amounts in allocations.items() if id in providers}
+        mine = {id for id in amounts_by_provider if providers[providers[id].root_id].name == target}
+        gpus = sum(sum(amounts_by_provider[id].values()) for id in mine if providers[id].root_id != id)
+        expected = max(server.asks, len(server.gpus))  # one that waits to be confirmed has none on the old host
+        if not mine or gpus < expected:
             raise BlockedError(
-                f"server {server} is on {target}, and Placement has {gpus} of its {wanted} GPUs there: "
+                f"server {server} is on {target}, and Placement has {gpus} of its {expected} GPUs there: "
                 f"others would be given the same. See the log of nova-compute on {target}; it is not confirmed"
             )
-        return gpus - wanted
+        return gpus - expected
 
     def _let_go(self, server: GuestServer, source: str) -> None:
         """That neither the server nor one of its migrations has anything of its old host."""
@@ -251,8 +251,8 @@ class HostMover:
                     for migration in cloud.migrations(source_compute=source).values()
                     if migration.server == server.id
                 ]
-                held = {id for one in (server.id, *moves) for id in cloud.allocations(one)}
-            left = [providers[id].name for id in held if id in providers and _host_of(providers, id) == source]
+                provider_ids = {id for consumer in (server.id, *moves) for id in cloud.allocations(consumer)}
+            left = [providers[id].name for id in provider_ids if id in providers and _host_of(providers, id) == source]
             if not left:
                 return
             if monotonic() > end:
@@ -266,9 +266,9 @@ class HostMover:
         """What Nova says of the last thing that was done with a server."""
         with Reader(self._api) as cloud:
             row = cloud.seen_server(server.id)
-            actions = sorted(cloud.actions(server.id), key=lambda one: one.started)
-            said = cloud.words_of(server.id, actions[-1].request) if actions else ""
-        words = said or (row.fault if row else "")
+            actions = sorted(cloud.actions(server.id), key=lambda action: action.started)
+            message = cloud.words_of(server.id, actions[-1].request) if actions else ""
+        words = message or (row.fault if row else "")
         return f" ({words})" if words else ""
 
     def _hand_over_images(self) -> None:

@@ -56,18 +56,18 @@ def give_back(
     _wait_until_up(door, patience, poll)
     left = keeps_closed(find_leftovers(read_leftovers(api, host, ours)))
     if left:
-        said = "\n  ".join(f"{one.object} {one.reason}" for one in left)
+        lines = "\n  ".join(f"{finding.object} {finding.reason}" for finding in left)
         raise BlockedError(
-            f"{host} stays closed, for something is left behind there:\n  {said}\ngpuyard host leftovers {host} says "
+            f"{host} stays closed, for something is left behind there:\n  {lines}\ngpuyard host leftovers {host} says "
             "what to do"
         )
-    seen = door.open(tag)
+    reopened = door.open(tag)
     if tag.before is not None:
-        report(f"{host}: it is disabled as it was before: {seen.disabled_reason}")
-    elif seen.enabled:
+        report(f"{host}: it is disabled as it was before: {reopened.disabled_reason}")
+    elif reopened.enabled:
         report(f"{host}: open")
     else:
-        raise BlockedError(f"nova-compute on {host} was enabled, and is disabled again: {seen.disabled_reason}")
+        raise BlockedError(f"nova-compute on {host} was enabled, and is disabled again: {reopened.disabled_reason}")
 
 
 def _wait_until_up(door: ComputeService, patience: float, poll: float) -> None:

@@ -56,7 +56,7 @@ class LeftoverFacts:
     def has_restarted(self) -> bool:
         """Whether the host's nova-compute has started since servers were evacuated from it."""
         mine = (migration for migration in self.migrations.values() if migration.source == self.host)
-        return not any(one.kind == EVACUATION and one.status == DONE for one in mine)
+        return not any(migration.kind == EVACUATION and migration.status == DONE for migration in mine)
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ class Recount:
 
 def find_leftovers(facts: LeftoverFacts) -> list[Finding]:
     """Return leftovers as findings: errors first, and what is only worth knowing last."""
-    found = [*_allocations(facts), *_moves(facts)]
-    return sorted(found, key=lambda one: (one.severity.rank, one.code, one.object))
+    findings = [*_allocations(facts), *_moves(facts)]
+    return sorted(findings, key=lambda finding: (finding.severity.rank, finding.code, finding.object))
 
 
-def keeps_closed(found: Iterable[Finding]) -> list[Finding]:
+def keeps_closed(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings that keep a host from being given back."""
-    return [one for one in found if one.severity.rank <= Severity.WARNING.rank]
+    return [finding for finding in findings if finding.severity.rank <= Severity.WARNING.rank]
 
 
-def steps_of(found: Iterable[Finding]) -> list[TakeAway | Recount]:
-    return [one.payload[STEP] for one in found if one.payload.get(STEP)]
+def steps_of(findings: Iterable[Finding]) -> list[TakeAway | Recount]:
+    return [finding.payload[STEP] for finding in findings if finding.payload.get(STEP)]
 
 
 def _allocations(facts: LeftoverFacts) -> Iterable[Finding]:
@@ -112,69 +112,72 @@ def _allocations(facts: LeftoverFacts) -> Iterable[Finding]:
             yield from _of_server(facts, consumer)
 
 
-def _of_migration(facts: LeftoverFacts, one: Consumer, migration: MigrationSeen) -> Iterable[Finding]:
+def _of_migration(facts: LeftoverFacts, consumer: Consumer, migration: MigrationSeen) -> Iterable[Finding]:
     server = facts.movers.get(migration.server)
-    seen = f"has {_what(one)}, as the migration of server {migration.server} from {migration.source}"
+    reason = f"has {_what(consumer)}, as the migration of server {migration.server} from {migration.source}"
     if migration.status == FINISHED and server is not None and server.status == "VERIFY_RESIZE":
         yield _finding(
-            "unconfirmed", one, f"{seen}, which waits to be confirmed or reverted",
+            "unconfirmed", consumer, f"{reason}, which waits to be confirmed or reverted",
             f"gpuyard host drain {facts.host} confirms its own; else: openstack server resize confirm "
             f"{migration.server}",
         )  # fmt: skip
     elif migration.running:
         yield _finding(
-            "under-way", one, f"{seen}, which is {migration.status}",
+            "under-way", consumer, f"{reason}, which is {migration.status}",
             f"wait until it is over; where nothing moves any more, nova-compute on {migration.source} ends it when it "
             "is restarted",
         )  # fmt: skip
     elif server is not None and (server.busy or server.status == "ERROR"):
         yield _finding(
-            "migration-failed", one, f"{seen}, which is {migration.status}; the server is {server.status}",
+            "migration-failed", consumer, f"{reason}, which is {migration.status}; the server is {server.status}",
             f"mend the server first (openstack server show {migration.server}), then look again",
         )  # fmt: skip
     else:
         yield _finding(
-            "migration-left", one, f"{seen}, which is {migration.status}; the server needs it no more",
-            "--clean takes it away", _step(facts, one),
+            "migration-left", consumer, f"{reason}, which is {migration.status}; the server needs it no more",
+            "--clean takes it away", _step(facts, consumer),
         )  # fmt: skip
 
 
-def _of_server(facts: LeftoverFacts, one: Consumer) -> Iterable[Finding]:
-    if one.status == GONE_FROM_HOST and one.busy:  # Nova unshelves it, and it may get this host
+def _of_server(facts: LeftoverFacts, consumer: Consumer) -> Iterable[Finding]:
+    if consumer.status == GONE_FROM_HOST and consumer.busy:  # Nova unshelves it, and it may get this host
         yield _finding(
-            "under-way", one, f"has {_what(one)}, and Nova is at work on it: {one.task}", "wait until it is over"
+            "under-way",
+            consumer,
+            f"has {_what(consumer)}, and Nova is at work on it: {consumer.task}",
+            "wait until it is over",
         )
         return
-    if one.status == GONE_FROM_HOST:
+    if consumer.status == GONE_FROM_HOST:
         yield _finding(
-            "shelved", one, f"is shelved and offloaded, and has {_what(one)}", "--clean takes it away: its host has "
-            "forgotten it", _step(facts, one),
+            "shelved", consumer, f"is shelved and offloaded, and has {_what(consumer)}", "--clean takes it away: its "
+            "host has forgotten it", _step(facts, consumer),
         )  # fmt: skip
         return
-    if one.host == facts.host:
-        yield from _counted_twice(facts, one)
-    if one.host in (facts.host, None):
+    if consumer.host == facts.host:
+        yield from _counted_twice(facts, consumer)
+    if consumer.host in (facts.host, None):
         return
-    seen = f"is on {one.host}, and has {_what(one)} here"
-    moves = [m for m in facts.migrations.values() if m.server == one.id and facts.host in (m.source, m.target)]
+    reason = f"is on {consumer.host}, and has {_what(consumer)} here"
+    moves = [m for m in facts.migrations.values() if m.server == consumer.id and facts.host in (m.source, m.target)]
     evacuated = any(m.kind == EVACUATION and m.source == facts.host and m.status == DONE for m in moves)
-    if evacuated and not one.busy and one.status != "ERROR":
-        yield _evacuated(facts, one, seen)
-    elif one.busy or any(m.running for m in moves):
-        yield _finding("under-way", one, f"{seen}: it is being moved", "wait until it is over")
-    elif one.status == "ERROR":
-        yield _finding("moved-badly", one, f"{seen}, in ERROR", "mend the server, or delete it; then look again")
+    if evacuated and not consumer.busy and consumer.status != "ERROR":
+        yield _evacuated(facts, consumer, reason)
+    elif consumer.busy or any(m.running for m in moves):
+        yield _finding("under-way", consumer, f"{reason}: it is being moved", "wait until it is over")
+    elif consumer.status == "ERROR":
+        yield _finding("moved-badly", consumer, f"{reason}, in ERROR", "mend the server, or delete it; then look again")
     else:
-        yield _finding("moved-away", one, seen, "--clean takes away what it has here", _step(facts, one))
+        yield _finding("moved-away", consumer, reason, "--clean takes away what it has here", _step(facts, consumer))
 
 
-def _counted_twice(facts: LeftoverFacts, one: Consumer) -> Iterable[Finding]:
+def _counted_twice(facts: LeftoverFacts, consumer: Consumer) -> Iterable[Finding]:
     """More devices than its flavor asks for, on the host that it is on: Nova has claimed others for a server that it
     moved than Placement had allocated, and counts both (`Space` says why). No API tells them apart. But nova-compute
     writes what is attached into the allocation whenever it is missing there."""
-    devices = tuple(sorted(name for name in one.amounts if _is_device(facts.host, name)))
-    moving = any(m.running for m in facts.migrations.values() if m.server == one.id)
-    if not 0 < one.asks < len(devices) or one.busy or moving:
+    devices = tuple(sorted(name for name in consumer.amounts if _is_device(facts.host, name)))
+    moving = any(m.running for m in facts.migrations.values() if m.server == consumer.id)
+    if not 0 < consumer.asks < len(devices) or consumer.busy or moving:
         return
     up = facts.service is not None and facts.service.up
     remedy = (
@@ -182,11 +185,11 @@ def _counted_twice(facts: LeftoverFacts, one: Consumer) -> Iterable[Finding]:
         if up
         else f"when nova-compute on {facts.host} is up again, --clean has it count again"
     )
-    seen = f"has {len(devices)} devices here and its flavor asks for {one.asks}: {', '.join(devices)}"
-    step = Recount(one.id, facts.host, devices, one.asks) if up else None
+    reason = f"has {len(devices)} devices here and its flavor asks for {consumer.asks}: {', '.join(devices)}"
+    step = Recount(consumer.id, facts.host, devices, consumer.asks) if up else None
     yield Finding(
-        "counted-twice", Severity.NOTE, f"server {one.name} ({one.id})",
-        f"{seen}; Nova has counted more than it attached when it moved the server here", remedy,
+        "counted-twice", Severity.NOTE, f"server {consumer.name} ({consumer.id})",
+        f"{reason}; Nova has counted more than it attached when it moved the server here", remedy,
         {STEP: step, "cleans": step is not None},
     )  # fmt: skip
 
@@ -197,18 +200,18 @@ def _is_device(host: str, provider: str) -> bool:
     return provider.startswith(f"{host}_") and ADDRESS.match(provider.removeprefix(f"{host}_").lower()) is not None
 
 
-def _evacuated(facts: LeftoverFacts, one: Consumer, seen: str) -> Finding:
+def _evacuated(facts: LeftoverFacts, consumer: Consumer, reason: str) -> Finding:
     """Nova leaves it until the old host's nova-compute starts; until then it counts twice against limits."""
     service = facts.service
     restart = f"nova-compute on {facts.host} takes it away when it starts"
     if service is not None and not service.up and not service.forced_down:
         return _finding(
-            "evacuated", one, f"{seen}: it was evacuated", f"{restart}. Before that it is not safe: Nova has only not "
-            "heard of the host, and the server may still run on it",
+            "evacuated", consumer, f"{reason}: it was evacuated", f"{restart}. Before that it is not safe: Nova has "
+            "only not heard of the host, and the server may still run on it",
         )  # fmt: skip
     return _finding(
-        "evacuated", one, f"{seen}: it was evacuated", f"{restart}; where that takes long, --clean does: until then it "
-        "counts twice against its project's limits", _step(facts, one),
+        "evacuated", consumer, f"{reason}: it was evacuated", f"{restart}; where that takes long, --clean does: until "
+        "then it counts twice against its project's limits", _step(facts, consumer),
     )  # fmt: skip
 
 
@@ -238,16 +241,18 @@ def _moves(facts: LeftoverFacts) -> Iterable[Finding]:
             )  # fmt: skip
 
 
-def _finding(code: str, one: Consumer, reason: str, remedy: str, step: TakeAway | None = None) -> Finding:
-    what = f"server {one.name} ({one.id})" if one.status is not None else f"consumer {one.id}"
+def _finding(code: str, consumer: Consumer, reason: str, remedy: str, step: TakeAway | None = None) -> Finding:
+    what = f"server {consumer.name} ({consumer.id})" if consumer.status is not None else f"consumer {consumer.id}"
     severity = Severity.WARNING if code == "under-way" else Severity.ERROR
     return Finding(code, severity, what, reason, remedy, {STEP: step, "cleans": step is not None})
 
 
-def _step(facts: LeftoverFacts, one: Consumer) -> TakeAway:
-    return TakeAway(one.id, facts.host, tuple(sorted(one.amounts)))
+def _step(facts: LeftoverFacts, consumer: Consumer) -> TakeAway:
+    return TakeAway(consumer.id, facts.host, tuple(sorted(consumer.amounts)))
 
 
-def _what(one: Consumer) -> str:
-    parts = [f"{n} {name} of {provider}" for provider, has in sorted(one.amounts.items()) for name, n in has.items()]
+def _what(consumer: Consumer) -> str:
+    parts = [
+        f"{n} {name} of {provider}" for provider, has in sorted(consumer.amounts.items()) for name, n in has.items()
+    ]
     return ", ".join(parts)

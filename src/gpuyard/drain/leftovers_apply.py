@@ -36,41 +36,41 @@ def read_leftovers(api: CloudApi, host: str, ours: Collection[str] = ()) -> Left
     there."""
     with Reader(api) as cloud:
         tree = _tree(cloud, host)
-        names = {one.id: one.name for one in tree}
+        names = {provider.id: provider.name for provider in tree}
         service = cloud.services(host=host).get(host)
         moves = {
             **cloud.migrations(source_compute=host),
-            **{id: one for id, one in cloud.migrations(host=host).items() if one.target == host},
+            **{id: migration for id, migration in cloud.migrations(host=host).items() if migration.target == host},
         }
-        held: dict[str, dict[str, Mapping[str, int]]] = {}
+        allocations: dict[str, dict[str, Mapping[str, int]]] = {}
         for id, consumers in cloud.each(cloud.consumers, names).items():
             for consumer, amounts in consumers.items():
                 if consumer in ours:
                     continue
-                held.setdefault(consumer, {})[names[id]] = amounts
-        servers = cloud.each(cloud.server, sorted({*held, *_servers(moves, held)} - moves.keys()))
+                allocations.setdefault(consumer, {})[names[id]] = amounts
+        servers = cloud.each(cloud.server, sorted({*allocations, *_servers(moves, allocations)} - moves.keys()))
         cloud.require_heard(host)  # last: a list leaves out what is in a cell that does not answer
         return LeftoverFacts(
             host=host,
             service=service,
-            consumers=tuple(_consumer(id, amounts, servers.get(id)) for id, amounts in sorted(held.items())),
+            consumers=tuple(_consumer(id, amounts, servers.get(id)) for id, amounts in sorted(allocations.items())),
             migrations=moves,
             movers={id: _consumer(id, {}, row) for id, row in servers.items() if row is not None},
         )
 
 
 def clean_leftovers(
-    api: CloudApi, host: str, wanted: Iterable[TakeAway | Recount], patience: float = COUNTED_WITHIN
+    api: CloudApi, host: str, steps: Iterable[TakeAway | Recount], patience: float = COUNTED_WITHIN
 ) -> list[str]:
     """Apply the steps; return what was done about each, in words. What is not left over any more is left alone.
     `patience`: seconds in which nova-compute has to count again."""
-    return [f"{step.consumer}: {_attempts(api, host, step, patience)}" for step in wanted]
+    return [f"{step.consumer}: {_attempts(api, host, step, patience)}" for step in steps]
 
 
 def _attempts(api: CloudApi, host: str, step: TakeAway | Recount, patience: float) -> str:
-    said = ""
+    conflict = ""
     for _ in range(ATTEMPTS):
-        still = {one.consumer: one for one in steps_of(find_leftovers(read_leftovers(api, host)))}
+        still = {candidate.consumer: candidate for candidate in steps_of(find_leftovers(read_leftovers(api, host)))}
         if step.consumer not in still:
             return "left alone: it is not left over any more"
         try:
@@ -79,13 +79,13 @@ def _attempts(api: CloudApi, host: str, step: TakeAway | Recount, patience: floa
         except CloudError as error:
             if error.status != CONFLICT:
                 raise
-            said = str(error)
-    return f"left alone: something else kept changing it, {ATTEMPTS} times: {said}"
+            conflict = str(error)
+    return f"left alone: something else kept changing it, {ATTEMPTS} times: {conflict}"
 
 
 def _take_away(api: CloudApi, step: TakeAway) -> str:
     with Reader(api) as cloud:
-        mine = {one.id for one in _tree(cloud, step.host)}
+        mine = {provider.id for provider in _tree(cloud, step.host)}
     _write_without(api, step.consumer, mine)
     left = _held(api, step.consumer) & mine
     return f"has nothing of {step.host} any more" if not left else f"has something of {step.host} again"
@@ -99,7 +99,7 @@ def _recount(api: CloudApi, step: Recount, patience: float) -> str:
     door = ComputeService(api, step.host)
     open_before = door.look().enabled
     with Reader(api) as cloud:
-        mine = {one.id for one in _tree(cloud, step.host) if one.name in step.providers}
+        mine = {provider.id for provider in _tree(cloud, step.host) if provider.name in step.providers}
     try:
         door.close_for_maintenance()
         before = _write_without(api, step.consumer, mine)
@@ -127,9 +127,9 @@ def _put_back(api: CloudApi, step: Recount, before: Mapping[str, Any], mine: Col
 
 def _write_without(api: CloudApi, consumer: str, providers: Collection[str]) -> Mapping[str, Any]:
     """Returns the allocations of before, by the ids of their providers."""
-    found = api.get("placement", f"/allocations/{consumer}")
-    before: Mapping[str, Any] = found["allocations"]
-    _write(api, consumer, found, {id: row for id, row in before.items() if id not in providers})
+    document = api.get("placement", f"/allocations/{consumer}")
+    before: Mapping[str, Any] = document["allocations"]
+    _write(api, consumer, document, {id: row for id, row in before.items() if id not in providers})
     return before
 
 
@@ -164,9 +164,9 @@ def _tree(cloud: Reader, host: str) -> list[Provider]:
     return list(cloud.providers(in_tree=root.id).values())
 
 
-def _servers(moves: Mapping[str, MigrationSeen], held: Mapping[str, Any]) -> set[str]:
+def _servers(moves: Mapping[str, MigrationSeen], allocations: Mapping[str, Any]) -> set[str]:
     """Servers whose migrations may still mean something: not all that Nova remembers."""
-    return {move.server for move in moves.values() if move.id in held or move.running or move.status == "done"}
+    return {move.server for move in moves.values() if move.id in allocations or move.running or move.status == "done"}
 
 
 def _consumer(id: str, amounts: Mapping[str, Mapping[str, int]], row: ServerRow | None) -> Consumer:

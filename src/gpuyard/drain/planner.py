@@ -123,9 +123,9 @@ class MovePlan:
 def plan_moves(facts: MovesFacts, rules: MoveRules) -> MovePlan:
     """Plan the moves of a host's servers. Servers with most GPUs choose first: they have least choice."""
     ends = facts.now + rules.ahead
-    soon = [one for one in facts.kept or () if one.start < ends and one.end > facts.now]
+    soon = [kept_time for kept_time in facts.kept or () if kept_time.start < ends and kept_time.end > facts.now]
     planner = _Planner(facts, rules, soon)
-    order = sorted(facts.servers, key=lambda one: (-len(one.gpus), -one.flavor.ram, one.name, one.id))
+    order = sorted(facts.servers, key=lambda server: (-len(server.gpus), -server.flavor.ram, server.name, server.id))
     return MovePlan(facts.host, rules.purpose, tuple(map(planner.verdict, order)))
 
 
@@ -155,16 +155,16 @@ class _Planner:
             return self._unconfirmed(server)
         if server.busy:
             return MoveVerdict(server, MoveWay.FOLLOW, f"it is {server.status}")
-        moves = [one for one in self._moves.get(server.id, ()) if on_its_way(one)]
+        moves = [migration for migration in self._moves.get(server.id, ()) if on_its_way(migration)]
         if moves:
             return MoveVerdict(server, MoveWay.FOLLOW, f"its {moves[0].kind} to {moves[0].target} is {moves[0].status}")
         return None
 
     def _unconfirmed(self, server: GuestServer) -> MoveVerdict:
         mine = self._moves.get(server.id, ())
-        if any(one.status in ENDING for one in mine):
+        if any(migration.status in ENDING for migration in mine):
             return MoveVerdict(server, MoveWay.FOLLOW, "its migration is being confirmed or reverted")
-        moves = [one for one in mine if one.status == FINISHED]
+        moves = [migration for migration in mine if migration.status == FINISHED]
         if not moves:
             why = "its owner has resized it, and has to confirm or revert that first"
             return MoveVerdict(server, MoveWay.STAY, f"{why}: openstack server resize confirm {server.id}")
@@ -197,7 +197,7 @@ class _Planner:
         lost = losses(server, MoveWay.SHELVE.value)
         if self._rules.shelve:
             return MoveVerdict(server, MoveWay.SHELVE, "it is shelved already, and is offloaded", losses=lost)
-        gone = "; ".join(one for one in lost if one.endswith("is lost"))
+        gone = "; ".join(loss for loss in lost if loss.endswith("is lost"))
         cost = f", after which {gone}" if gone else ""
         return MoveVerdict(
             server, MoveWay.STAY, f"it is shelved, and its disks and GPUs are still here; --shelve offloads it{cost}"
@@ -237,12 +237,14 @@ class _Planner:
         self, server: GuestServer, why: str, places: Sequence[HostPlace], others: tuple[tuple[str, str], ...]
     ) -> MoveVerdict:
         """When there may be room, or need for none: the earlier of the two."""
-        own = [one for one in self._on(server.gpus) if one.kind is BookingKind.BOOKING]
-        there = [max(one.end for one in place.kept) for place in places if place.kept]
+        own = [kept_time for kept_time in self._on(server.gpus) if kept_time.kind is BookingKind.BOOKING]
+        place_ends = [max(kept_time.end for kept_time in place.kept) for place in places if place.kept]
         taken = self._bookings_of_others(server)
-        times: list[tuple[datetime, str]] = [(one.end, f"its own booking {one.id} ends then") for one in own]
-        times += [(end, "a GPU that is booked or held is free again then") for end in there]
-        times += [(one.end, f"booking {one.id} of {one.who} ends then") for one in taken]
+        times: list[tuple[datetime, str]] = [
+            (booking.end, f"its own booking {booking.id} ends then") for booking in own
+        ]
+        times += [(end, "a GPU that is booked or held is free again then") for end in place_ends]
+        times += [(booking.end, f"booking {booking.id} of {booking.who} ends then") for booking in taken]
         if server.status in SHELVES:
             why += "; --shelve shelves it"
         if not times:
@@ -253,15 +255,19 @@ class _Planner:
         )
 
     def _on(self, gpus: Iterable[str]) -> list[KeptTime]:
-        wanted, now = set(gpus), self._facts.now
-        return [one for one in self._facts.kept or () if one.gpus & wanted and one.start <= now < one.end]
+        gpu_names, now = set(gpus), self._facts.now
+        return [
+            kept_time
+            for kept_time in self._facts.kept or ()
+            if kept_time.gpus & gpu_names and kept_time.start <= now < kept_time.end
+        ]
 
     def _bookings_of_others(self, server: GuestServer) -> list[KeptTime]:
         """Those that are on, on other hosts' GPUs of the same pools."""
         pools = {gpu.provider_name: gpu.pool for gpu in self._facts.room.gpus if gpu.host != self._facts.host}
         mine = {gpu.pool for gpu in self._facts.room.gpus if gpu.provider_name in server.gpus}
-        wanted = {name for name, pool in pools.items() if pool in mine}
-        return [one for one in self._on(wanted) if one.kind is BookingKind.BOOKING]
+        gpu_names = {name for name, pool in pools.items() if pool in mine}
+        return [kept_time for kept_time in self._on(gpu_names) if kept_time.kind is BookingKind.BOOKING]
 
     def _dead(self, server: GuestServer) -> MoveVerdict:
         if server.status not in EVACUATES:

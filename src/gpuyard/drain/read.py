@@ -46,22 +46,24 @@ class MovesReader:
 
     def read(self, now: datetime) -> MovesFacts:
         """Read the facts once. Raises CloudError, and BlockedError when a part of the cloud does not answer."""
-        kept, words = self._keepings()
+        kept_times, words = self._keepings()
         with Reader(self._api) as cloud:
-            here = read_host_servers(cloud, self._host)
-            self._names.learn(cloud, {row.user for row in here.rows}, {row.project for row in here.rows})
+            host_servers = read_host_servers(cloud, self._host)
+            self._names.learn(
+                cloud, {row.user for row in host_servers.rows}, {row.project for row in host_servers.rows}
+            )
             service = cloud.services().get(self._host)
         snapshot = self._snapshots.take(now)
-        servers = tuple(self._guest(row, snapshot) for row in here.rows)
+        servers = tuple(self._guest(row, snapshot) for row in host_servers.rows)
         return MovesFacts(
             now=now,
             host=self._host,
             service=service,
             servers=servers,
-            migrations=here.migrations,
+            migrations=host_servers.migrations,
             room=self._capacity.read(now),
             statuses={s.gpu.provider_name: s for s in gpu_statuses(self._loaded.compiled.gpus, snapshot, words)},
-            kept=kept,
+            kept=kept_times,
             not_live={server.id: why for server in servers if (why := self._why_not_live(server))},
         )
 
@@ -86,8 +88,8 @@ class MovesReader:
     def _request(self, flavor: NovaFlavor) -> Request:
         compiled = self._loaded.compiled
         shares = {gpu.resource_class for gpu in compiled.gpus if gpu.kind is GpuKind.VGPU}
-        found = request_of(flavor, site_aliases(compiled)).with_devices(shares)
-        return found if placement_decides(compiled) else found.without_devices()
+        request = request_of(flavor, site_aliases(compiled)).with_devices(shares)
+        return request if placement_decides(compiled) else request.without_devices()
 
     def _why_not_live(self, server: GuestServer) -> str:
         site, compiled = self._loaded.site, self._loaded.compiled

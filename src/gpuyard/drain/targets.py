@@ -42,15 +42,15 @@ SET_ASIDE = "set aside for "
 class Space:
     """The capacity of the other hosts, which gets less as servers are given some."""
 
-    def __init__(self, room: CloudResources, statuses: Statuses, source: str, kept: Iterable[KeptTime]) -> None:
-        """`kept`: what is in the way of any server that comes now."""
+    def __init__(self, room: CloudResources, statuses: Statuses, source: str, kept_times: Iterable[KeptTime]) -> None:
+        """`kept_times`: what is in the way of any server that comes now."""
         whole = Reckoning(room, statuses).room  # with the units of devices that servers share
         self._statuses = statuses
         self._open = replace(whole, hosts=tuple(host for host in whole.hosts if host.node.name != source))
         self._kept: dict[str, list[KeptTime]] = {}
-        for one in kept:
-            for gpu in one.gpus:
-                self._kept.setdefault(gpu, []).append(one)
+        for kept_time in kept_times:
+            for gpu in kept_time.gpus:
+                self._kept.setdefault(gpu, []).append(kept_time)
         self._room = replace(self._open, hosts=tuple(map(self._without_kept, self._open.hosts)))
 
     @property
@@ -60,8 +60,8 @@ class Space:
     def ask(self, server: GuestServer) -> list[HostPlace]:
         """Return every host that has GPUs of the kind, or for a server without any every host: those with capacity
         first, and of those the one with the fewest booked GPUs, then one without a GPU to spare, then the fullest."""
-        found = [place for host in self._room.hosts if (place := self._place(server, host)) is not None]
-        return sorted(found, key=lambda place: (bool(place.why_not), *self._rank(server, place), place.host))
+        places = [place for host in self._room.hosts if (place := self._place(server, host)) is not None]
+        return sorted(places, key=lambda place: (bool(place.why_not), *self._rank(server, place), place.host))
 
     def take(self, server: GuestServer, place: HostPlace) -> None:
         """Set the capacity aside that the server takes there."""
@@ -84,8 +84,8 @@ class Space:
         return replace(host, devices=tuple(device for device in host.devices if device.provider not in self._kept))
 
     def _request(self, server: GuestServer) -> Request:
-        found = request_of(server.flavor, self._room.aliases).with_devices(self._room.share_classes)
-        return found if self._room.placed else found.without_devices()
+        request = request_of(server.flavor, self._room.aliases).with_devices(self._room.share_classes)
+        return request if self._room.placed else request.without_devices()
 
     def _place(self, server: GuestServer, host: HostResources) -> HostPlace | None:
         name = host.node.name
@@ -96,7 +96,7 @@ class Space:
             return HostPlace(name, f"{answer.doubts[-1]}, so nobody can say where it would start")
         if answer.where.get(name):
             gpus = choose(host.devices, request.devices)
-            if fixed := [one for one in self._kept_of(before.devices, request.devices) if one.fixed]:
+            if fixed := [kept_time for kept_time in self._kept_of(before.devices, request.devices) if kept_time.fixed]:
                 why = f"Nova chooses the GPU itself, and may take one that is {fixed[0]}"
                 return HostPlace(name, why, kept=tuple(fixed))
             if gpus is not None and (trap := self._trap(before, request.devices)) is not None:
@@ -104,12 +104,12 @@ class Space:
             if gpus is not None:
                 return HostPlace(name, gpus=gpus)
         if before.devices != host.devices and self._answer(server, replace(host, devices=before.devices)).where:
-            kept = self._kept_of(before.devices, request.devices)
-            if kept:
-                return HostPlace(name, f"the GPUs that are free there are {kept[0]}", kept=kept)
-        said = [str(cause.payload["short"] or cause.reason) for cause in answer.causes]
-        said += [rest.reason for rest in answer.others]
-        return HostPlace(name, said[0]) if said else None
+            kept_times = self._kept_of(before.devices, request.devices)
+            if kept_times:
+                return HostPlace(name, f"the GPUs that are free there are {kept_times[0]}", kept=kept_times)
+        reasons = [str(cause.payload["short"] or cause.reason) for cause in answer.causes]
+        reasons += [rest.reason for rest in answer.others]
+        return HostPlace(name, reasons[0]) if reasons else None
 
     def _trap(self, host: HostResources, needs: Sequence[DeviceNeed]) -> Gpu | None:
         """An idle GPU that Nova may claim for a server that it moves, and that Placement would not have given it; or
@@ -148,7 +148,10 @@ class Space:
     def _kept_of(self, devices: Iterable[FreeDevice], needs: Sequence[DeviceNeed]) -> tuple[KeptTime, ...]:
         meant = {device.provider for device in devices if any(_is_for(device, need) for need in needs)}
         return tuple(
-            sorted({kept for gpu in meant for kept in self._kept.get(gpu, ())}, key=lambda kept: (kept.start, kept.id))
+            sorted(
+                {kept_time for gpu in meant for kept_time in self._kept.get(gpu, ())},
+                key=lambda kept_time: (kept_time.start, kept_time.id),
+            )
         )
 
     def _rank(self, server: GuestServer, place: HostPlace) -> tuple[int, bool, int]:
@@ -180,7 +183,7 @@ def choose(devices: Iterable[FreeDevice], needs: Sequence[DeviceNeed]) -> tuple[
 
     if not all(place(index, set()) for index in sorted(range(len(needs)), key=lambda index: len(ways[index]))):
         return None
-    return tuple(provider for provider, _ in sorted(holder.items(), key=lambda one: one[1]))
+    return tuple(provider for provider, _ in sorted(holder.items(), key=lambda item: item[1]))
 
 
 def _is_for(device: FreeDevice, need: DeviceNeed) -> bool:

@@ -145,115 +145,121 @@ def first_host(slots: Sequence[tuple[str, str]], canary: bool) -> str:
 def turns(tries: Iterable[Try], now: datetime, held: Collection[str] = ()) -> tuple[list[Try], list[Try]]:
     """Return the waiting attempts whose turn it is, and those that are given up, as they are then. `tries`: of every
     batch that has an open one, all. `held`: ids of those whose GPU is not free yet; they keep no other one back."""
-    known = list(tries)
-    busy = {one.pool for one in known if one.state in TAKES_TURN}
+    attempts = list(tries)
+    busy = {candidate.pool for candidate in attempts if candidate.state in TAKES_TURN}
     go: list[Try] = []
     skipped: list[Try] = []
-    for one in sorted(known, key=lambda one: (one.begun, one.batch, not one.canary, one.number)):
-        if one.state is not TryState.WAITING:
+    for attempt in sorted(
+        attempts, key=lambda candidate: (candidate.begun, candidate.batch, not candidate.canary, candidate.number)
+    ):
+        if attempt.state is not TryState.WAITING:
             continue
-        canaries = [other for other in known if other.batch == one.batch and other.canary]
-        bad = next((other for other in canaries if other.state in OVER and other.state is not TryState.PASSED), None)
-        if bad is not None and not one.canary:
+        canaries = [other for other in attempts if other.batch == attempt.batch and other.canary]
+        bad = next(
+            (canary for canary in canaries if canary.state in OVER and canary.state is not TryState.PASSED), None
+        )
+        if bad is not None and not attempt.canary:
             why = f"not tried: {bad.gpu}, which was tried first, {_became(bad)}"
-            skipped.append(ended(replace(one, outcome=TryState.GIVEN_UP, cause=why[:WORDS]), now))
-        elif one.pool not in busy and (one.canary or all(other.state in OVER for other in canaries)):
-            busy |= {one.pool} if one.id not in held else set()
-            go.append(one)
+            skipped.append(ended(replace(attempt, outcome=TryState.GIVEN_UP, cause=why[:WORDS]), now))
+        elif attempt.pool not in busy and (attempt.canary or all(canary.state in OVER for canary in canaries)):
+            busy |= {attempt.pool} if attempt.id not in held else set()
+            go.append(attempt)
     return go, skipped
 
 
-def waited(one: Try, why: str, within: timedelta, now: datetime) -> Try:
+def waited(attempt: Try, why: str, within: timedelta, now: datetime) -> Try:
     """Return the attempt waiting on, or given up when its GPU was not free `within` this time. Its turn has come;
     `since` counts from the first time that its GPU was not free."""
-    if not one.cause or one.since > now:
-        return replace(one, since=now, cause=why[:WORDS])
-    if now - one.since < within:
-        return replace(one, cause=why[:WORDS])
+    if not attempt.cause or attempt.since > now:
+        return replace(attempt, since=now, cause=why[:WORDS])
+    if now - attempt.since < within:
+        return replace(attempt, cause=why[:WORDS])
     minutes = round(within.total_seconds() / 60)
-    return with_outcome(one, TryState.GIVEN_UP, f"{why}, and that did not change within {minutes} minutes", now)
+    return with_outcome(attempt, TryState.GIVEN_UP, f"{why}, and that did not change within {minutes} minutes", now)
 
 
-def _became(one: Try) -> str:
-    return f"{'failed' if one.state is TryState.FAILED else 'could not be tried'}: {one.cause}"
+def _became(attempt: Try) -> str:
+    return f"{'failed' if attempt.state is TryState.FAILED else 'could not be tried'}: {attempt.cause}"
 
 
-def judged(one: Try, sight: TryObservation, within: timedelta, now: datetime) -> Try:
+def judged(attempt: Try, sight: TryObservation, within: timedelta, now: datetime) -> Try:
     """Return the attempt's next state: unchanged, one step on, or with its outcome. Time counts by `since`, which a
     clock that has gone back makes new."""
-    if one.since > now:
-        return replace(one, since=now, deadline=min(one.deadline, now + within) if one.deadline else None)
-    if one.state not in (TryState.LENT, TryState.CREATING, TryState.RUNNING):
-        return one
+    if attempt.since > now:
+        return replace(attempt, since=now, deadline=min(attempt.deadline, now + within) if attempt.deadline else None)
+    if attempt.state not in (TryState.LENT, TryState.CREATING, TryState.RUNNING):
+        return attempt
     if sight.spoiled:
-        return with_outcome(one, TryState.GIVEN_UP, sight.spoiled, now)
-    if sight.said.verdict is not GuestVerdict.NONE and one.state is TryState.RUNNING:
-        return _by_verdict(one, sight, now)
+        return with_outcome(attempt, TryState.GIVEN_UP, sight.spoiled, now)
+    if sight.said.verdict is not GuestVerdict.NONE and attempt.state is TryState.RUNNING:
+        return _by_verdict(attempt, sight, now)
     if not sight.lent:
-        return with_outcome(one, TryState.GIVEN_UP, "its GPU is not lent to it any more", now)
-    if one.state is TryState.LENT:
-        if now - one.since > within:
+        return with_outcome(attempt, TryState.GIVEN_UP, "its GPU is not lent to it any more", now)
+    if attempt.state is TryState.LENT:
+        if now - attempt.since > within:
             text = (
                 "its pool could not be closed for it in time: somebody else's GPUs were released, or something keeps it"
             )
-            return with_outcome(one, TryState.GIVEN_UP, text, now)
-        return one
-    return _with_server(one, sight, within, now)
+            return with_outcome(attempt, TryState.GIVEN_UP, text, now)
+        return attempt
+    return _with_server(attempt, sight, within, now)
 
 
-def _with_server(one: Try, sight: TryObservation, within: timedelta, now: datetime) -> Try:
+def _with_server(attempt: Try, sight: TryObservation, within: timedelta, now: datetime) -> Try:
     if sight.status == ERROR:
-        blamed = TryState.FAILED if sight.claimed or one.state is TryState.RUNNING else TryState.GIVEN_UP
+        blamed = TryState.FAILED if sight.claimed or attempt.state is TryState.RUNNING else TryState.GIVEN_UP
         return with_outcome(
-            one, blamed, f"Nova could not start a server on it: {sight.fault or 'no reason given'}", now
+            attempt, blamed, f"Nova could not start a server on it: {sight.fault or 'no reason given'}", now
         )
-    if one.state is TryState.CREATING and sight.claimed:
-        return replace(one, state=TryState.RUNNING, since=now)
-    if sight.gone and now - one.since > LATE:
-        text = "its server is gone" if one.server else "Nova was asked for its server, and has none"
-        return with_outcome(one, TryState.GIVEN_UP, f"{text}: nobody knows what came of it", now)
-    late = one.deadline is not None and now >= one.deadline
+    if attempt.state is TryState.CREATING and sight.claimed:
+        return replace(attempt, state=TryState.RUNNING, since=now)
+    if sight.gone and now - attempt.since > LATE:
+        text = "its server is gone" if attempt.server else "Nova was asked for its server, and has none"
+        return with_outcome(attempt, TryState.GIVEN_UP, f"{text}: nobody knows what came of it", now)
+    late = attempt.deadline is not None and now >= attempt.deadline
     if late and sight.status == UNKNOWN:  # its cell of Nova does not answer, and so cannot show its console
-        return replace(one, deadline=now + within)
+        return replace(attempt, deadline=now + within)
     if late:
         if sight.said.begun:
-            return with_outcome(one, TryState.FAILED, "the checks in its server have not ended in time", now)
+            return with_outcome(attempt, TryState.FAILED, "the checks in its server have not ended in time", now)
         text = f"its server (Nova: {sight.status or 'unknown'}) has not begun its checks in time: is there cloud-init?"
-        return with_outcome(one, TryState.GIVEN_UP, text, now)
-    return one
+        return with_outcome(attempt, TryState.GIVEN_UP, text, now)
+    return attempt
 
 
-def _by_verdict(one: Try, sight: TryObservation, now: datetime) -> Try:
-    said = sight.said
+def _by_verdict(attempt: Try, sight: TryObservation, now: datetime) -> Try:
+    output = sight.said
     outcome = {
         GuestVerdict.OK: TryState.PASSED,
         GuestVerdict.FAILED: TryState.FAILED,
         GuestVerdict.UNABLE: TryState.GIVEN_UP,
-    }[said.verdict]
-    words = said.words or "its server gave no reason"
+    }[output.verdict]
+    words = output.words or "its server gave no reason"
     if outcome is TryState.PASSED and sight.against:
         outcome, words = TryState.FAILED, sight.against
-    elif outcome is TryState.PASSED and said.facts:
-        words = f"{words}; {facts_words(said.facts)}"
-    return replace(with_outcome(one, outcome, words, now), driver=said.driver, facts=said.facts)
+    elif outcome is TryState.PASSED and output.facts:
+        words = f"{words}; {facts_words(output.facts)}"
+    return replace(with_outcome(attempt, outcome, words, now), driver=output.driver, facts=output.facts)
 
 
-def with_outcome(one: Try, outcome: TryState, cause: str, now: datetime) -> Try:
+def with_outcome(attempt: Try, outcome: TryState, cause: str, now: datetime) -> Try:
     """Return the attempt with its outcome; its server is still to be deleted."""
-    return replace(one, state=TryState.DELETING, since=now, outcome=outcome, cause=cause[:WORDS])
+    return replace(attempt, state=TryState.DELETING, since=now, outcome=outcome, cause=cause[:WORDS])
 
 
-def ended(one: Try, now: datetime) -> Try:
+def ended(attempt: Try, now: datetime) -> Try:
     """Return the attempt as over, once nothing is left to do."""
-    assert one.outcome is not None
-    return replace(one, state=one.outcome, since=now)
+    assert attempt.outcome is not None
+    return replace(attempt, state=attempt.outcome, since=now)
 
 
-def told(one: Try) -> str:
+def told(attempt: Try) -> str:
     """Describe the attempt for everybody who looks at the GPU: ``running, server gpuyard-accept-k2m9``."""
-    if one.state in OVER:
-        return f"{one.state.value}: {one.cause}"
-    if one.state is TryState.WAITING and one.cause:
-        return f"{one.state.value}: {one.cause}"
-    server = f", server {one.name}" if one.state in (TryState.CREATING, TryState.RUNNING, TryState.DELETING) else ""
-    return f"{one.state.value}{server}"
+    if attempt.state in OVER:
+        return f"{attempt.state.value}: {attempt.cause}"
+    if attempt.state is TryState.WAITING and attempt.cause:
+        return f"{attempt.state.value}: {attempt.cause}"
+    server = (
+        f", server {attempt.name}" if attempt.state in (TryState.CREATING, TryState.RUNNING, TryState.DELETING) else ""
+    )
+    return f"{attempt.state.value}{server}"

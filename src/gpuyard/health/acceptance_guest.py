@@ -61,7 +61,7 @@ class AcceptanceOutput:
 def accept_data(nonce: str, gpus: int, ids: Collection[str]) -> str:
     """Return user data for a server that is to have `gpus` GPUs of these ``vendor:product`` ids. Raises ValueError for
     an invalid nonce or id."""
-    if not NONCE.fullmatch(nonce) or not ids or not all(IDS.fullmatch(one) for one in ids):
+    if not NONCE.fullmatch(nonce) or not ids or not all(IDS.fullmatch(pci_id) for pci_id in ids):
         raise ValueError(f"no nonce, or no ids of GPUs: {nonce[:40]!r} {sorted(ids)[:8]}")
     settings = (
         f"NONCE={nonce}\nGPUS={gpus:d}\nIDS='{' '.join(sorted(ids))}'\n"

@@ -43,11 +43,11 @@ RESEAT = "reseat the card, or say 'gpuyard gpu accept --fresh' if its slot is wi
 LOOK = "look after the card, or say 'gpuyard gpu accept --fresh' if it may stay so"
 
 
-def held_against(said: AcceptanceOutput, baselines: Sequence[Baseline | None], *, fresh: bool) -> str:
+def held_against(output: AcceptanceOutput, baselines: Sequence[Baseline | None], *, fresh: bool) -> str:
     """Return why GPUs that passed the checks in their server fail all the same, and what to do; empty: they do not.
     `baselines`: of all GPUs of the attempt. `fresh`: a person accepts them with what they show."""
-    reasons = [] if fresh else [*_against_baseline(said.facts, baselines), *_against_ends(said, baselines)]
-    return "; ".join((*reasons, *_against_link(said.facts)))
+    reasons = [] if fresh else [*_against_baseline(output.facts, baselines), *_against_ends(output, baselines)]
+    return "; ".join((*reasons, *_against_link(output.facts)))
 
 
 def _against_baseline(facts: Facts, baselines: Sequence[Baseline | None]) -> Iterator[str]:
@@ -58,22 +58,22 @@ def _against_baseline(facts: Facts, baselines: Sequence[Baseline | None]) -> Ite
 
 def _worst(baselines: Sequence[Baseline | None]) -> Baseline | None:
     """What all of them have a baseline of, with the worst value."""
-    known = [baseline for baseline in baselines if baseline is not None]
-    if not known or len(known) < len(baselines):
+    existing = [baseline for baseline in baselines if baseline is not None]
+    if not existing or len(existing) < len(baselines):
         return None
-    first, *others = known
+    first, *others = existing
     facts = dict(first.facts)
-    for one in others:
-        both = facts.keys() & one.facts.keys()
+    for other in others:
+        both = facts.keys() & other.facts.keys()
         facts = {
-            name: one.facts[name] if is_worse(name, one.facts[name], facts[name]) else facts[name] for name in both
+            name: other.facts[name] if is_worse(name, other.facts[name], facts[name]) else facts[name] for name in both
         }
     return Baseline(first.taken, facts=facts)
 
 
-def _against_ends(said: AcceptanceOutput, baselines: Sequence[Baseline | None]) -> Iterator[str]:
+def _against_ends(output: AcceptanceOutput, baselines: Sequence[Baseline | None]) -> Iterator[str]:
     """Of what is accepted for the first time: fewer lanes, or a lower speed, than both ends can."""
-    for name, (value, most) in said.short.items():
+    for name, (value, most) in output.short.items():
         if name in LINKS and not all(baseline is not None and name in baseline.facts for baseline in baselines):
             yield f"{fact_words(name, value)} at work, and card and slot can {most:g}: {RESEAT}"
 
@@ -92,5 +92,5 @@ def first_facts(shown: Facts, link: LinkReport | None, before: Baseline | None) 
     """Return the facts shown by a host that may become the baseline without a person's word: not a link that is less
     than both ends can do, unless the baseline has that fact already. `link`: as the host sees it; None: not known."""
     can = {LINK_WIDTH: link.max_width, LINK_SPEED: link.max_speed} if link is not None else {}
-    known = before.facts if before is not None else {}
-    return {name: value for name, value in shown.items() if name in known or value >= can.get(name, 0)}
+    baseline_facts = before.facts if before is not None else {}
+    return {name: value for name, value in shown.items() if name in baseline_facts or value >= can.get(name, 0)}

@@ -77,15 +77,15 @@ def is_worse(name: str, value: float, than: float) -> bool:
 
 def worse(facts: Facts, baseline: Baseline | None) -> dict[str, tuple[float, float]]:
     """Return the facts that are worse than the baseline: name -> (value, value of the baseline)."""
-    known = baseline.facts if baseline is not None else {}
-    both = {name: (value, known[name]) for name, value in facts.items() if name in known}
+    baseline_facts = baseline.facts if baseline is not None else {}
+    both = {name: (value, baseline_facts[name]) for name, value in facts.items() if name in baseline_facts}
     return {name: (value, then) for name, (value, then) in both.items() if is_worse(name, value, then)}
 
 
 def failing(facts: Facts, baseline: Baseline | None) -> dict[str, tuple[float, float]]:
     """Return the worse facts for which an acceptance fails: name -> (value, value of the baseline)."""
-    found = worse(facts, baseline).items()
-    return {name: (value, then) for name, (value, then) in found if not _is_borne(FACTS[name], value, then)}
+    worse_facts = worse(facts, baseline).items()
+    return {name: (value, then) for name, (value, then) in worse_facts if not _is_borne(FACTS[name], value, then)}
 
 
 def _is_borne(fact: Fact, value: float, then: float) -> bool:
@@ -97,8 +97,8 @@ def confirmed(before: Baseline | None, facts: Facts, card: str, by: str, now: da
     is added. None when nothing is known."""
     if before is None:
         return renewed(None, facts, card, by, now)
-    kept = {name: then for name, (_, then) in worse(facts, before).items()}
-    merged = {**before.facts, **facts, **kept}
+    retained = {name: then for name, (_, then) in worse(facts, before).items()}
+    merged = {**before.facts, **facts, **retained}
     if merged == before.facts and (before.card or not card):
         return before
     return Baseline(now, by, before.card or card, merged)

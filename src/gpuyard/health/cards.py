@@ -45,70 +45,78 @@ class Contradiction:
 
 
 def sight(
-    known: Mapping[str, CardSeen], server: str, has: Collection[Place], sees: Iterable[str], now: datetime
+    known_cards: Mapping[str, CardSeen], server: str, has: Collection[Place], sees: Iterable[str], now: datetime
 ) -> tuple[dict[str, CardSeen], list[Contradiction]]:
     """Return the cards whose places change when a server that `has` these GPUs `sees` these cards, and contradictions.
     A card whose `places` are empty is to be forgotten: another one is where it was."""
-    here, cards = frozenset(has), sorted(set(sees) - {""})
-    if not here or len(cards) > len(here):
-        return {}, [_too_many(server, here, cards)] if here and cards else []
-    found: dict[str, CardSeen] = {}
+    own_places, cards = frozenset(has), sorted(set(sees) - {""})
+    if not own_places or len(cards) > len(own_places):
+        return {}, [_too_many(server, own_places, cards)] if own_places and cards else []
+    sightings: dict[str, CardSeen] = {}
     wrong: list[Contradiction] = []
     for card in cards:
-        before = known.get(card)
-        places = before.places & here if before else here
+        before = known_cards.get(card)
+        places = before.places & own_places if before else own_places
         if before and not places:
             was = _words(before.places)
             if before.server != server and now - before.seen < STILL:
                 why = f"server {server} says that it has card {card}, which server {before.server} has, at {was}"
-                wrong.append(Contradiction(card, before.places | here, why))
+                wrong.append(Contradiction(card, before.places | own_places, why))
                 continue
-            places = here
+            places = own_places
             wrong.append(
-                Contradiction(card, before.places | here, f"card {card} was at {was} and is at {_words(here)}")
+                Contradiction(
+                    card, before.places | own_places, f"card {card} was at {was} and is at {_words(own_places)}"
+                )
             )
-        found[card] = CardSeen(card, places, now, server)
-    for card, one in known.items():
-        if one.server == server and one.place is None and card not in cards:
-            found[card] = replace(one, places=frozenset())  # so an agent cannot make up cards without end
-    for card, one in _displaced(known, found, here, cards).items():
+        sightings[card] = CardSeen(card, places, now, server)
+    for card, sighting in known_cards.items():
+        if sighting.server == server and sighting.place is None and card not in cards:
+            sightings[card] = replace(sighting, places=frozenset())  # so an agent cannot make up cards without end
+    for card, sighting in _displaced(known_cards, sightings, own_places, cards).items():
         wrong.append(
-            Contradiction(card, one.places, f"card {card} is not at {_words(one.places)} any more: another one is")
+            Contradiction(
+                card, sighting.places, f"card {card} is not at {_words(sighting.places)} any more: another one is"
+            )
         )
-        found[card] = replace(one, places=frozenset())
-    changed = _narrowed(known, found)
-    return {card: one for card, one in changed.items() if known.get(card) != one}, wrong
+        sightings[card] = replace(sighting, places=frozenset())
+    changed = _narrowed(known_cards, sightings)
+    return {card: update for card, update in changed.items() if known_cards.get(card) != update}, wrong
 
 
 def _displaced(
-    known: Mapping[str, CardSeen], found: Mapping[str, CardSeen], here: frozenset[Place], cards: Collection[str]
+    known_cards: Mapping[str, CardSeen],
+    sightings: Mapping[str, CardSeen],
+    own_places: frozenset[Place],
+    cards: Collection[str],
 ) -> dict[str, CardSeen]:
     """Cards that were in these places and are not: the server sees as many others as it has places."""
-    if len(found) < len(here):
+    if len(sightings) < len(own_places):
         return {}
     return {
-        card: one for card, one in known.items() if card not in cards and one.places and one.places <= here
+        card: sighting for card, sighting in known_cards.items()
+        if card not in cards and sighting.places and sighting.places <= own_places
     }  # fmt: skip
 
 
-def _narrowed(known: Mapping[str, CardSeen], found: Mapping[str, CardSeen]) -> dict[str, CardSeen]:
+def _narrowed(known_cards: Mapping[str, CardSeen], sightings: Mapping[str, CardSeen]) -> dict[str, CardSeen]:
     """What changes when a place whose card is known is no other card's: again and again, until nothing more follows."""
-    cards = {**known, **found}
-    several = {card for card, one in cards.items() if len(one.places) > 1}
+    cards = {**known_cards, **sightings}
+    several = {card for card, entry in cards.items() if len(entry.places) > 1}
     taken = {card.place for card in cards.values() if card.place}
-    changed = dict(found)
-    news: set[Place | None] = {one.place for one in found.values()}
-    todo = several & found.keys()
+    changed = dict(sightings)
+    news: set[Place | None] = {entry.place for entry in sightings.values()}
+    todo = several & sightings.keys()
     while True:
         todo |= {card for card in several if not news.isdisjoint(cards[card].places)}
         if not todo:
             return changed
         news = set()
         for card in sorted(todo):
-            one = cards[card]
-            left = one.places - taken
-            if left and left != one.places:
-                cards[card] = changed[card] = replace(one, places=left)
+            sighting = cards[card]
+            left = sighting.places - taken
+            if left and left != sighting.places:
+                cards[card] = changed[card] = replace(sighting, places=left)
             if len(left) == 1:
                 several.discard(card)
                 news |= left
@@ -116,8 +124,10 @@ def _narrowed(known: Mapping[str, CardSeen], found: Mapping[str, CardSeen]) -> d
         todo = set()
 
 
-def _too_many(server: str, here: frozenset[Place], cards: Collection[str]) -> Contradiction:
-    return Contradiction("", here, f"server {server} says that it has {len(cards)} cards, and has {len(here)} GPUs")
+def _too_many(server: str, own_places: frozenset[Place], cards: Collection[str]) -> Contradiction:
+    return Contradiction(
+        "", own_places, f"server {server} says that it has {len(cards)} cards, and has {len(own_places)} GPUs"
+    )
 
 
 def _words(places: Iterable[Place]) -> str:

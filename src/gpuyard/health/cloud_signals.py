@@ -49,9 +49,9 @@ class HostUse:
     since: datetime | None = None
     """When it was first said so, without a word to the contrary until `seen`; None: with `seen`."""
 
-    def then(self, seen: datetime, in_use: bool) -> HostUse:
+    def then(self, moment: datetime, in_use: bool) -> HostUse:
         """Return the use after the host's next report."""
-        return HostUse(seen, in_use, (self.since or self.seen) if in_use is self.in_use else seen)
+        return HostUse(moment, in_use, (self.since or self.seen) if in_use is self.in_use else moment)
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,17 @@ class CloudSignals:
         """Return the signals of a snapshot. `uses`: by names of GPUs, as far as their hosts have reported. A failure is
         returned once; what lasts is returned at every call."""
         by_provider = {provider_name(place.host, place.address): place for place in places}
-        found = [
+        observations = [
             *self._providers(by_provider, snapshot),
             *self._creates(by_provider, snapshot),
             *self._gone_under(by_provider, snapshot, uses),
         ]
-        return found
+        return observations
 
     def _providers(self, places: Mapping[str, SitePlace], snapshot: Snapshot) -> Iterable[Observation]:
-        now, there = snapshot.taken_at, snapshot.providers.keys()
+        now, providers = snapshot.taken_at, snapshot.providers.keys()
         for name, place in places.items():
-            if name in there:
+            if name in providers:
                 self._had.add(name)
                 self._gone.pop(name, None)
             elif name in self._had and _host_answers(place.host, snapshot):
@@ -139,20 +139,22 @@ class CloudSignals:
         failed = self._failed.setdefault(name, [])
         failed.append(FailedStart(server.id, server.project_id or server.project, names_gpu))
         del failed[:-FAILURES]
-        projects = {one.project for one in failed}
+        projects = {failure.project for failure in failed}
         tries = min(self._verdict(place, "creates-fail").count, FAILURES)
         last = failed[-tries:]
-        if len(failed) >= tries and (len(projects) >= PROJECTS or all(one.names_gpu for one in last)):
+        if len(failed) >= tries and (len(projects) >= PROJECTS or all(failure.names_gpu for failure in last)):
             del self._failed[name]
-            yield _saw(place, "creates-fail", now, f"servers {', '.join(one.server for one in last)}")
+            yield _saw(place, "creates-fail", now, f"servers {', '.join(failure.server for failure in last)}")
 
     def _gone_under(
         self, places: Mapping[str, SitePlace], snapshot: Snapshot, uses: Mapping[str, HostUse]
     ) -> Iterator[Observation]:
         now = snapshot.taken_at
         active = dict(_undisturbed(snapshot))
-        known = {id: one for id, one in self._active.items() if active.get(id) == one[0] and one[1] <= now}
-        self._active = {id: known.get(id, (host, now)) for id, host in active.items()}
+        still_active = {
+            id: entry for id, entry in self._active.items() if active.get(id) == entry[0] and entry[1] <= now
+        }
+        self._active = {id: still_active.get(id, (host, now)) for id, host in active.items()}
         for name, id in snapshot.holders.items():
             place = places.get(name)
             use = uses.get(place.name) if place is not None else None

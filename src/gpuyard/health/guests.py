@@ -74,12 +74,12 @@ def follow(
     """Return the new state and the observations of a report. `has`: the GPUs of the server; `cards`: known places of
     cards. `is_accepted`: whether the GPU in a place was accepted with a fact of baseline.FACTS. Raises ReplayError."""
     state, fresh = _next(state, report)
-    seen = _Report(report, server, frozenset(has), cards, now, is_accepted)
-    found = [*seen.xids(state.xid), *seen.errors(dict(state.ecc))]
+    reading = _Report(report, server, frozenset(has), cards, now, is_accepted)
+    observations = [*reading.xids(state.xid), *reading.errors(dict(state.ecc))]
     alarms = {}
-    for observation in seen.lasting():
+    for observation in reading.lasting():
         alarms[observation.code, observation.gpu] = observation
-    found += [one for key, one in alarms.items() if key not in state.alarms]
+    observations += [alarm for key, alarm in alarms.items() if key not in state.alarms]
     last = report.samples[-1].rows
     ecc = {
         card: row.ecc for card, row in zip(report.cards, last, strict=True) if row is not None and row.ecc is not None
@@ -92,7 +92,7 @@ def follow(
         ecc=tuple(sorted(ecc.items())),
         alarms=frozenset(alarms) | (state.alarms if report.stuck else frozenset()),
     )
-    return Followed(state, found, fresh)
+    return Followed(state, observations, fresh)
 
 
 def standing(
@@ -113,12 +113,12 @@ def left_behind(state: AgentState, has: Collection[Place], is_note: Callable[[Pl
     """Return the alarms of a server's last report that are of GPUs which it has no more: GPU -> signals that are more
     than notes."""
     names = {f"{host}/{address}" for host, address in has}
-    found: dict[Place, list[str]] = {}
+    codes_by_place: dict[Place, list[str]] = {}
     for code, gpu in sorted(state.alarms):
         host, _, address = gpu.rpartition("/")
         if gpu not in names and code in SIGNALS and not is_note((host, address), code):
-            found.setdefault((host, address), []).append(code)
-    return {place: ", ".join(codes) for place, codes in found.items()}
+            codes_by_place.setdefault((host, address), []).append(code)
+    return {place: ", ".join(codes) for place, codes in codes_by_place.items()}
 
 
 def without_alarms(state: AgentState, places: Collection[Place]) -> AgentState:
@@ -149,9 +149,9 @@ class _Report:
     now: datetime
     is_accepted: Callable[[Place, str], bool]
 
-    def xids(self, known: int) -> Iterator[Observation]:
+    def xids(self, last_number: int) -> Iterator[Observation]:
         for xid in self.report.xids:
-            code = signal_of(xid.code, xid.detail) if xid.number > known else ""
+            code = signal_of(xid.code, xid.detail) if xid.number > last_number else ""
             if not code:
                 continue
             places = self._where(xid.card)
@@ -189,11 +189,11 @@ class _Report:
         """With a driver the cards that answer count, without the GPUs on the guest's bus: having no driver is not a
         fault. Which GPU it is follows from where those are that do answer."""
         answering = [card for card, row in self._last() if row is not None]
-        there = min(len(answering), self.report.seen) if self.report.cards else self.report.seen
-        if there >= len(self.has):
+        present = min(len(answering), self.report.seen) if self.report.cards else self.report.seen
+        if present >= len(self.has):
             return
         fine = {self.cards[card] for card in answering if card in self.cards}
-        words = f"{there} of the {len(self.has)} GPUs of this server are there"
+        words = f"{present} of the {len(self.has)} GPUs of this server are there"
         yield from self._of(self.has - fine, "guest-lost", words)
 
     def _last(self) -> list[tuple[str, SampleRow | None]]:
@@ -204,7 +204,7 @@ class _Report:
         place = self.cards.get(card)
         if place is not None and place in self.has:
             return frozenset({place})
-        others = {self.cards[one] for one in self.report.cards if one in self.cards and one != card}
+        others = {self.cards[other] for other in self.report.cards if other in self.cards and other != card}
         return (self.has - others) or self.has
 
     def _of(self, places: Collection[Place], code: str, words: str) -> Iterator[Observation]:

@@ -110,8 +110,8 @@ class _SentGpu(_Told):
     serial: Serial = ""
 
     def look(self) -> GpuReport:
-        said = {**dict(self), "link": LinkReport(**dict(self.link)), "reset_methods": tuple(self.reset_methods)}
-        return GpuReport(**said)
+        fields = {**dict(self), "link": LinkReport(**dict(self.link)), "reset_methods": tuple(self.reset_methods)}
+        return GpuReport(**fields)
 
 
 class _SentLine(_Told):
@@ -188,20 +188,20 @@ def judge(
     if memory is not None:
         refuse_stale(memory, look)
     comparison = _Comparison(memory, look, now, verdicts)
-    found: list[Observation] = []
-    told = dict(memory.told) if memory else {}
+    observations: list[Observation] = []
+    last_reported = dict(memory.told) if memory else {}
     for address, gpu in gpus.items():
         for code, evidence in comparison.of(gpu):
             if verdicts.of(code, gpu.name, gpu.pool).judgement is None:
                 continue
-            if now - told.get((address, code), now - AGAIN) >= AGAIN:
-                told[address, code] = now
-                found.append(Observation(look.host, address, code, now, printable(evidence)[:EVIDENCE]))
-    return found, HostMemory(
+            if now - last_reported.get((address, code), now - AGAIN) >= AGAIN:
+                last_reported[address, code] = now
+                observations.append(Observation(look.host, address, code, now, printable(evidence)[:EVIDENCE]))
+    return observations, HostMemory(
         replace(look, log=comparison.newest()),
         comparison.hours,
         comparison.uses,
-        {key: at for key, at in told.items() if now - at < AGAIN},
+        {key: at for key, at in last_reported.items() if now - at < AGAIN},
         comparison.boots(),
     )
 
@@ -237,42 +237,42 @@ class _Comparison:
 
     def of(self, gpu: GpuHealth) -> Iterator[tuple[str, str]]:
         """Signals of one GPU, each with its evidence."""
-        one, was = self._is.get(gpu.address), self._was.get(gpu.address)
-        if one is None or not one.present:
+        report, was = self._is.get(gpu.address), self._was.get(gpu.address)
+        if report is None or not report.present:
             yield "missing", "it is not in sysfs"
-        elif one.config == SILENCE:
+        elif report.config == SILENCE:
             yield "no-answer", "its config space reads ffffffff"
         else:
-            yield from self._binding(one)
-            yield from self._link(one, was, gpu)
-            yield from self._aer(one, was, gpu)
+            yield from self._binding(report)
+            yield from self._link(report, was, gpu)
+            yield from self._aer(report, was, gpu)
             if was is not None and was.present:
-                yield from _changes(one, was)
-            if was is not None and _stuck(was) and _stuck(one):  # between two looks a server may begin or end
-                yield "power-stuck", f"a server has it, and its power state is {one.power}"
+                yield from _changes(report, was)
+            if was is not None and _stuck(was) and _stuck(report):  # between two looks a server may begin or end
+                yield "power-stuck", f"a server has it, and its power state is {report.power}"
         yield from self._log(gpu.address)
         yield from self._software(gpu)
 
-    def _binding(self, one: GpuReport) -> Iterator[tuple[str, str]]:
-        if not is_vfio(one.driver or None):
-            yield "driver", f"it is with {one.driver or 'no driver'}"
-        card = one.address.rpartition(".")[0]
+    def _binding(self, report: GpuReport) -> Iterator[tuple[str, str]]:
+        if not is_vfio(report.driver or None):
+            yield "driver", f"it is with {report.driver or 'no driver'}"
+        card = report.address.rpartition(".")[0]
         for other in self._look.gpus:
-            companion = other.address != one.address and other.address.rpartition(".")[0] == card
+            companion = other.address != report.address and other.address.rpartition(".")[0] == card
             if companion and other.driver and not is_vfio(other.driver):
                 yield "driver", f"{other.address} of the same card is with {other.driver}"
 
-    def _link(self, one: GpuReport, was: GpuReport | None, gpu: GpuHealth) -> Iterator[tuple[str, str]]:
-        link, accepted = one.link, _accepted(gpu, one)
+    def _link(self, report: GpuReport, was: GpuReport | None, gpu: GpuHealth) -> Iterator[tuple[str, str]]:
+        link, accepted = report.link, _accepted(gpu, report)
         most_width = min(link.max_width, accepted.get(LINK_WIDTH, link.max_width))
-        if one.power in AWAKE and 0 < link.width < most_width:
+        if report.power in AWAKE and 0 < link.width < most_width:
             with_ = "" if most_width == link.max_width else f", and it was accepted with {most_width:g}"
             yield "link-width", f"{link.width} lanes of {link.max_width}{with_}"
-        use = self._use(one, was)
+        use = self._use(report, was)
         if use is None:
             return
-        fastest = max(use.fastest, link.speed if one.power in AWAKE else 0.0)
-        self.uses[one.address] = replace(use, fastest=fastest)
+        fastest = max(use.fastest, link.speed if report.power in AWAKE else 0.0)
+        self.uses[report.address] = replace(use, fastest=fastest)
         most_speed = min(link.max_speed, accepted.get(LINK_SPEED, link.max_speed))
         warm = self._verdicts.of("link-speed", gpu.name, gpu.pool).lasts
         if self._now - use.began >= warm and 0 < fastest < most_speed:
@@ -280,35 +280,35 @@ class _Comparison:
             with_ = "" if most_speed == link.max_speed else f"; it was accepted with {most_speed:g}"
             yield "link-speed", f"{fastest:g} GT/s of {link.max_speed:g} at most, in {minutes} minutes of use{with_}"
 
-    def _use(self, one: GpuReport, was: GpuReport | None) -> LinkUse | None:
+    def _use(self, report: GpuReport, was: GpuReport | None) -> LinkUse | None:
         """The use that it is in, if that was seen to begin."""
-        if not one.in_use:
+        if not report.in_use:
             return None
         if self._same_boot and was is not None and was.in_use is False:
             return LinkUse(self._now)
-        return self._memory.uses.get(one.address) if self._memory and self._same_boot else None
+        return self._memory.uses.get(report.address) if self._memory and self._same_boot else None
 
-    def _aer(self, one: GpuReport, was: GpuReport | None, gpu: GpuHealth) -> Iterator[tuple[str, str]]:
+    def _aer(self, report: GpuReport, was: GpuReport | None, gpu: GpuHealth) -> Iterator[tuple[str, str]]:
         if not self._same_boot or was is None:
             was = None
         worse = [
-            f"{one.aer[kind] - was.aer[kind]} {kind}"
+            f"{report.aer[kind] - was.aer[kind]} {kind}"
             for kind in ("fatal", "nonfatal")
-            if was is not None and kind in one.aer and kind in was.aer and one.aer[kind] > was.aer[kind]
+            if was is not None and kind in report.aer and kind in was.aer and report.aer[kind] > was.aer[kind]
         ]
         if worse:
             yield "aer-fatal", f"{' and '.join(worse)} AER errors more than in the look before"
-        count = one.aer.get("correctable")
+        count = report.aer.get("correctable")
         if count is None:
             return
         before = was.aer.get("correctable", count) if was is not None else count
-        since, base = self._hour(one.address) or (self._now, before)
+        since, base = self._hour(report.address) or (self._now, before)
         if base > count or self._now - since >= HOUR:
             since, base = self._now, min(before, count)
         if count - base >= self._verdicts.of("aer-correctable", gpu.name, gpu.pool).count:
             yield "aer-correctable", f"{count - base} correctable AER errors within an hour"
             since, base = self._now, count
-        self.hours[one.address] = since, base
+        self.hours[report.address] = since, base
 
     def _hour(self, address: str) -> tuple[datetime, int] | None:
         return self._memory.hours.get(address) if self._memory and self._same_boot else None
@@ -321,10 +321,10 @@ class _Comparison:
             for text in lines
             if text not in faults and any(mark in text for mark in ERRORS) and not any(c in text for c in CORRECTED)
         ]
-        for code, found in (("iommu-fault", faults), ("kernel-log", errors)):
-            if found:
-                more = f" (and {len(found) - 1} lines like it)" if len(found) > 1 else ""
-                yield code, found[-1] + more
+        for code, matches in (("iommu-fault", faults), ("kernel-log", errors)):
+            if matches:
+                more = f" (and {len(matches) - 1} lines like it)" if len(matches) > 1 else ""
+                yield code, matches[-1] + more
 
     def _new_lines(self) -> Sequence[LogLine]:
         """Those that were not heard before: a watch that is started anew reads the log from its beginning. Of a host
@@ -355,24 +355,24 @@ class _Comparison:
                 yield name, f"{now}, and it was accepted with {then}"
 
 
-def _accepted(gpu: GpuHealth, one: GpuReport) -> Facts:
+def _accepted(gpu: GpuHealth, report: GpuReport) -> Facts:
     """What this very card was accepted with."""
     baseline = gpu.baseline
     if baseline is None:
         return {}
-    named = one.serial and baseline.card and not baseline.card.startswith(UUIDS)
-    return {} if named and baseline.card != one.serial else baseline.facts
+    named = report.serial and baseline.card and not baseline.card.startswith(UUIDS)
+    return {} if named and baseline.card != report.serial else baseline.facts
 
 
-def _stuck(one: GpuReport) -> bool:
-    return one.in_use is True and one.power not in REACHED
+def _stuck(report: GpuReport) -> bool:
+    return report.in_use is True and report.power not in REACHED
 
 
-def _changes(one: GpuReport, was: GpuReport) -> Iterator[tuple[str, str]]:
+def _changes(report: GpuReport, was: GpuReport) -> Iterator[tuple[str, str]]:
     """`was`: as it was seen last, in this boot or the one before."""
-    if was.ids and one.ids != was.ids:
-        yield "changed", f"ids {one.ids}, and {was.ids} before"
-    elif one.serial and was.serial and one.serial != was.serial:
-        yield "changed", f"serial number {one.serial}, and {was.serial} before"
-    elif was.reset_methods and not one.reset_methods:
+    if was.ids and report.ids != was.ids:
+        yield "changed", f"ids {report.ids}, and {was.ids} before"
+    elif report.serial and was.serial and report.serial != was.serial:
+        yield "changed", f"serial number {report.serial}, and {was.serial} before"
+    elif was.reset_methods and not report.reset_methods:
         yield "no-reset", f"none of {', '.join(was.reset_methods)} is there any more"

@@ -48,8 +48,8 @@ def after(idle: Idleness, time: datetime, use: int | None, below: int) -> Idlene
 
 def is_idle(gpus: Iterable[Idleness], rules: IdleRules, now: datetime) -> bool:
     """Return whether a server does nothing with any of its GPUs, and has not for as long as the rules say."""
-    found = [gpu.lasts(now) for gpu in gpus]
-    return bool(found) and min(found) >= rules.after
+    durations = [gpu.lasts(now) for gpu in gpus]
+    return bool(durations) and min(durations) >= rules.after
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class UseSeen:
 def lately(minutes: Sequence[int | None]) -> tuple[int | None, int]:
     """Return the mean percent of use since the last gap, and of how many minutes that is. `minutes`: by the minute, the
     last is now; None: nothing was heard."""
-    known: list[int] = []
+    percents: list[int] = []
     missing = 0
     for use in reversed(minutes):
         missing = missing + 1 if use is None else 0
         if missing * 60 > GAP.total_seconds():
             break
         if use is not None:
-            known.append(use)
-    return (round(sum(known) / len(known)), len(known)) if known else (None, 0)
+            percents.append(use)
+    return (round(sum(percents) / len(percents)), len(percents)) if percents else (None, 0)

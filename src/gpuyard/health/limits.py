@@ -96,7 +96,7 @@ class PoolLimits:
         if slot in ours or slot in self._anyhow or self._has_no_limit(gpu, signal):
             return True
         pool = self._pool_of[slot]
-        out = sum(len(self._slots[one]) for one in ours - self._anyhow if self._pool_of[one] == pool)
+        out = sum(len(self._slots[other]) for other in ours - self._anyhow if self._pool_of[other] == pool)
         return out == 0 or out + len(self._slots[slot]) <= self._most[pool]
 
     def _has_no_limit(self, gpu: str, signal: str) -> bool:

@@ -170,93 +170,100 @@ class HostWork:
     by: str = ""
     """The person who said so."""
 
-    def covers(self, seen: Observation) -> bool:
+    def covers(self, observation: Observation) -> bool:
         """Return whether nothing follows from an observation for the GPU alone: it is from before the work was done, or
         the check sees it too, and the host is not given back before it has passed."""
-        return self.done is None or seen.seen <= self.done or seen.code in LASTING
+        return self.done is None or observation.seen <= self.done or observation.code in LASTING
 
 
-def turn(one: Maintenance, to: MaintenanceState, now: datetime) -> Maintenance:
+def turn(maintenance: Maintenance, to: MaintenanceState, now: datetime) -> Maintenance:
     """Return the maintenance in another state. Raises MaintenanceError."""
-    if (one.state, to) not in TURNS:
-        raise MaintenanceError(f"the maintenance of {one.host} is {one.state.value} and cannot become {to.value}")
-    new = replace(one, state=to, since=now, problems=())
+    if (maintenance.state, to) not in TURNS:
+        raise MaintenanceError(
+            f"the maintenance of {maintenance.host} is {maintenance.state.value} and cannot become {to.value}"
+        )
+    new = replace(maintenance, state=to, since=now, problems=())
     if to is MaintenanceState.DRAINING:
-        new = replace(new, begun=one.begun or now, start=min(one.start, now))
+        new = replace(new, begun=maintenance.begun or now, start=min(maintenance.start, now))
     return new
 
 
-def next_step(one: Maintenance, host: HostNow, now: datetime) -> tuple[Maintenance, str] | None:
+def next_step(maintenance: Maintenance, host: HostNow, now: datetime) -> tuple[Maintenance, str] | None:
     """Return the maintenance after its next step, and why; None: no step is due. An empty why is not worth a line in
     the records."""
-    if not one.open:
+    if not maintenance.open:
         return None
-    if one.state is MaintenanceState.PLANNED:
-        if now < one.start:
+    if maintenance.state is MaintenanceState.PLANNED:
+        if now < maintenance.start:
             return None
-        return replace(turn(one, MaintenanceState.DRAINING, now), software=software_of(host.look)), "its time has come"
+        return replace(
+            turn(maintenance, MaintenanceState.DRAINING, now), software=software_of(host.look)
+        ), "its time has come"
     scrubbed = any(gpu.state is HealthState.SCRUBBING for gpu in host.gpus)
-    if one.state is MaintenanceState.DRAINING and host.is_empty and not scrubbed:
-        return turn(one, MaintenanceState.IN_WORK, now), EMPTY
-    if one.state is MaintenanceState.DRAINING and (waits := tuple(host.waits)[:MOST_PROBLEMS]) != one.problems:
-        return replace(one, problems=waits), ""
-    if one.state is MaintenanceState.CHECKING:
-        problems = what_is_wrong(one, host)
+    if maintenance.state is MaintenanceState.DRAINING and host.is_empty and not scrubbed:
+        return turn(maintenance, MaintenanceState.IN_WORK, now), EMPTY
+    if (
+        maintenance.state is MaintenanceState.DRAINING
+        and (waits := tuple(host.waits)[:MOST_PROBLEMS]) != maintenance.problems
+    ):
+        return replace(maintenance, problems=waits), ""
+    if maintenance.state is MaintenanceState.CHECKING:
+        problems = what_is_wrong(maintenance, host)
         if not problems:
-            return turn(one, MaintenanceState.BACK, now), _well(one, host)
-        if problems != one.problems:
-            return replace(one, problems=problems), ""
-    if now >= one.until - SOON:
+            return turn(maintenance, MaintenanceState.BACK, now), _well(maintenance, host)
+        if problems != maintenance.problems:
+            return replace(maintenance, problems=problems), ""
+    if now >= maintenance.until - SOON:
         until = now.replace(second=0, microsecond=0) + SOON + LONGER
-        return replace(one, until=until), f"it is not done yet, and takes until {minute_text(until)} at least"
+        return replace(maintenance, until=until), f"it is not done yet, and takes until {minute_text(until)} at least"
     return None
 
 
-def what_is_wrong(one: Maintenance, host: HostNow) -> tuple[str, ...]:
+def what_is_wrong(maintenance: Maintenance, host: HostNow) -> tuple[str, ...]:
     """Return why the host is not given back yet; empty: it may be.
 
     GPUs that were out of use before, and those that somebody repairs or has quarantined, do not keep the others back.
     """
-    found = list(host.cloud)
-    done = one.done or one.since
+    problems = list(host.cloud)
+    done = maintenance.done or maintenance.since
     if host.heard is None or host.heard <= done or host.look is None:
-        found.append(f"{one.host} has not been heard from since the work was done, {minute_text(done)}")
+        problems.append(f"{maintenance.host} has not been heard from since the work was done, {minute_text(done)}")
         shown: list[Observation] = []
     else:
         shown, _ = judge(None, host.look, {gpu.address: gpu for gpu in host.gpus}, host.heard, host.verdicts)
     pools = {gpu.address: gpu.pool for gpu in host.gpus}
     judged = [
-        (seen, host.verdicts.of(seen.code, seen.gpu, pools.get(seen.address, "")))
-        for seen in (*shown, *host.observations)
-        if seen.code in SIGNALS
+        (observation, host.verdicts.of(observation.code, observation.gpu, pools.get(observation.address, "")))
+        for observation in (*shown, *host.observations)
+        if observation.code in SIGNALS
     ]
     bad = {
-        (seen.address, seen.code): verdict.cause
-        for seen, verdict in judged
+        (observation.address, observation.code): verdict.cause
+        for observation, verdict in judged
         if verdict.in_force in (Judgement.BAD, Judgement.SUSPECT)
     }
     stale = {
-        seen.address
-        for seen, verdict in judged
-        if verdict.in_force is Judgement.STALE and seen.code in host.stale and seen in host.observations
+        observation.address
+        for observation, verdict in judged
+        if verdict.in_force is Judgement.STALE and observation.code in host.stale and observation in host.observations
     }
     for gpu in host.gpus:
-        if _set_aside(gpu, one):
+        if _set_aside(gpu, maintenance):
             continue
         if gpu.state in (HealthState.QUARANTINED, HealthState.SUSPECT):
-            found.append(f"{gpu.address} is {gpu.state.value}: {gpu.cause}")
+            problems.append(f"{gpu.address} is {gpu.state.value}: {gpu.cause}")
             continue
-        found += [
+        problems += [
             f"{gpu.address}: {cause} ({code})"
             for (address, code), cause in sorted(bad.items())
             if address == gpu.address
         ]
         if gpu.address in host.missing:
-            found.append(f"{gpu.address}: Placement does not have it")
+            problems.append(f"{gpu.address}: Placement does not have it")
         # What is stale is said of the GPU before others get it: there must be no moment in between.
         if gpu.address in stale and gpu.state in (HealthState.FINE, HealthState.CHECKED):
-            found.append(f"{gpu.address} is about to be accepted anew: its host has changed")
-    return tuple(found[:MOST_PROBLEMS])
+            problems.append(f"{gpu.address} is about to be accepted anew: its host has changed")
+    return tuple(problems[:MOST_PROBLEMS])
 
 
 def works(maintenances: Iterable[Maintenance]) -> dict[str, HostWork]:
@@ -283,16 +290,16 @@ def refuse_times(start: datetime, until: datetime, now: datetime) -> None:
         )
 
 
-def _set_aside(gpu: GpuHealth, one: Maintenance) -> bool:
+def _set_aside(gpu: GpuHealth, maintenance: Maintenance) -> bool:
     if gpu.state is HealthState.IN_REPAIR or (gpu.state is HealthState.QUARANTINED and gpu.by):
         return True
     out = gpu.state in (HealthState.QUARANTINED, HealthState.SUSPECT)
-    return out and gpu.since < (one.begun or one.start)
+    return out and gpu.since < (maintenance.begun or maintenance.start)
 
 
-def _well(one: Maintenance, host: HostNow) -> str:
+def _well(maintenance: Maintenance, host: HostNow) -> str:
     """What the check found, with what is other than before."""
-    now, before = software_of(host.look), one.software
+    now, before = software_of(host.look), maintenance.software
     names: Mapping[str, tuple[str, str]] = {
         "kernel": (before.kernel, now.kernel),
         "firmware": (before.firmware, now.firmware),

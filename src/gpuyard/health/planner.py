@@ -107,29 +107,31 @@ def plan_health(
 ) -> HealthPlan:
     """Return the changes to write next. Once they are written a new plan is empty until something is observed, or time
     passes."""
-    known = {record.name: record for record in records}
-    seen: dict[str, list[Observation]] = {}
-    for one in observations:
-        if one.code in SIGNALS:
-            seen.setdefault(one.gpu, []).append(one)
+    records_by_name = {record.name: record for record in records}
+    observations_by_gpu: dict[str, list[Observation]] = {}
+    for observation in observations:
+        if observation.code in SIGNALS:
+            observations_by_gpu.setdefault(observation.gpu, []).append(observation)
     names = {place.name for place in places}
     verdicts = SignalVerdicts(rules)
-    pools = PoolLimits(places, known.values(), rules, verdicts)
+    pools = PoolLimits(places, records_by_name.values(), rules, verdicts)
     changes: list[HealthChange] = []
-    asked: list[str] = []
-    for place in sorted(places, key=lambda one: _worst_first(one, seen.get(one.name, ()), verdicts)):
-        work = _Work(place, known.get(place.name), rules, around, pools, verdicts)
-        work.observed(seen.get(place.name, ()))
+    undecided: list[str] = []
+    for place in sorted(
+        places, key=lambda candidate: _worst_first(candidate, observations_by_gpu.get(candidate.name, ()), verdicts)
+    ):
+        work = _Work(place, records_by_name.get(place.name), rules, around, pools, verdicts)
+        work.observed(observations_by_gpu.get(place.name, ()))
         change = work.result()
         changes += [change] if change else []
-        asked += [place.name] if work.gpu.asked else []
-    changes += [_left(one, around.now) for name, one in sorted(known.items()) if name not in names]
+        undecided += [place.name] if work.gpu.asked else []
+    changes += [_left(record, around.now) for name, record in sorted(records_by_name.items()) if name not in names]
     strangers = tuple(
         observation.id
         for observation in observations
         if observation.gpu not in names or observation.code not in SIGNALS
     )
-    return HealthPlan(tuple(changes), strangers, tuple(sorted(asked)))
+    return HealthPlan(tuple(changes), strangers, tuple(sorted(undecided)))
 
 
 def kept_back(records: Iterable[GpuHealth]) -> dict[tuple[str, str], str]:
@@ -159,17 +161,17 @@ class _Work:
     """One GPU: what is known of it, and what becomes of that, step by step."""
 
     def __init__(
-        self, place: SitePlace, known: GpuHealth | None, rules: SiteHealth, around: Circumstances, pools: PoolLimits,
+        self, place: SitePlace, record: GpuHealth | None, rules: SiteHealth, around: Circumstances, pools: PoolLimits,
         verdicts: SignalVerdicts,
     ) -> None:  # fmt: skip
         self._verdicts = verdicts
-        self._place, self._known, self._rules, self._around, self._pools = place, known, rules, around, pools
+        self._place, self._known, self._rules, self._around, self._pools = place, record, rules, around, pools
         self._events: list[HealthEvent] = []
         self._settles: list[int] = []
         self._waits = False
         """Time alone ends no suspicion now."""
         self._sight = around.sights.get(place.name)
-        self.gpu = known or self._first_seen()
+        self.gpu = record or self._first_seen()
         if self.gpu.pool != place.pool:
             self.gpu = replace(self.gpu, pool=place.pool)
         if self.gpu.since > around.now:  # the clock has gone back since
@@ -185,37 +187,39 @@ class _Work:
     def observed(self, observations: Sequence[Observation]) -> None:
         """Apply the server that has it, the observations, and elapsed time, in that order."""
         self._follow_server()
-        for one in sorted(observations, key=lambda one: _by_weight(one, self._verdict(one.code))):
-            if one.code == CHANGED:
-                self._end_baseline(one)
-            verdict = self._verdict(one.code)
+        for observation in sorted(
+            observations, key=lambda candidate: _by_weight(candidate, self._verdict(candidate.code))
+        ):
+            if observation.code == CHANGED:
+                self._end_baseline(observation)
+            verdict = self._verdict(observation.code)
             match verdict.judgement:
                 case None:
-                    self._settles.append(one.id)
-                case _ if self._at_work(one):
-                    self._while_worked_on(one)
+                    self._settles.append(observation.id)
+                case _ if self._at_work(observation):
+                    self._while_worked_on(observation)
                 case Judgement.SUSPECT | Judgement.BAD | Judgement.STALE if verdict.trial:
-                    self._try_out(one, verdict)
+                    self._try_out(observation, verdict)
                 case Judgement.NOTE:
-                    self._note(one)
+                    self._note(observation)
                 case Judgement.STALE:
-                    self._stale(one)
+                    self._stale(observation)
                 case Judgement.SUSPECT:
-                    self._suspect(one)
-                case Judgement.BAD if one.code == ALARM_LEFT:
-                    self._alarm_left(one, verdict.cause)
+                    self._suspect(observation)
+                case Judgement.BAD if observation.code == ALARM_LEFT:
+                    self._alarm_left(observation, verdict.cause)
                 case Judgement.BAD:
-                    self._bad(one, verdict.cause)
+                    self._bad(observation, verdict.cause)
         self._time()
         self._follow_server()
 
     def _verdict(self, code: str) -> SignalVerdict:
         return self._verdicts.of(code, self._place.name, self._place.pool)
 
-    def _end_baseline(self, seen: Observation) -> None:
+    def _end_baseline(self, observation: Observation) -> None:
         """It was another card's, unless it was taken since."""
         gpu = self.gpu
-        if gpu.baseline is not None and gpu.baseline.taken < seen.seen:
+        if gpu.baseline is not None and gpu.baseline.taken < observation.seen:
             self.gpu = replace(gpu, shown={}, baseline=None)
             text = f"its baseline has ended, {facts_words(gpu.baseline.facts)}: another card is there"
             self._events.append(
@@ -226,11 +230,11 @@ class _Work:
 
     def _first_seen(self) -> GpuHealth:
         place, now = self._place, self._around.now
-        was = self._around.left.get(place.name)
-        if was in KEPT_BACK:  # whoever looked after it is not known any more
+        former_state = self._around.left.get(place.name)
+        if former_state in KEPT_BACK:  # whoever looked after it is not known any more
             state, cause = (
-                HealthState.QUARANTINED if was is HealthState.IN_REPAIR else was,
-                f"it was {was.value} when it left the site file",
+                HealthState.QUARANTINED if former_state is HealthState.IN_REPAIR else former_state,
+                f"it was {former_state.value} when it left the site file",
             )
         elif self._required("new"):
             state, cause = HealthState.TO_ACCEPT, "it is new"
@@ -303,87 +307,94 @@ class _Work:
 
     # What was seen
 
-    def _note(self, seen: Observation, text: str = "") -> None:
+    def _note(self, observation: Observation, text: str = "") -> None:
         """A line in its record, unless there is one like it."""
-        self._settles.append(seen.id)
-        last = self._around.noted.get((self.gpu.name, seen.code))
+        self._settles.append(observation.id)
+        last = self._around.noted.get((self.gpu.name, observation.code))
         if last is not None and self._around.now - last < QUIET:
             return
-        source = SIGNALS[seen.code].source
-        if any(event.signal == seen.code and event.source is source for event in self._events):
+        source = SIGNALS[observation.code].source
+        if any(event.signal == observation.code and event.source is source for event in self._events):
             return
-        gpu, cause = self.gpu, text or self._verdict(seen.code).cause
+        gpu, cause = self.gpu, text or self._verdict(observation.code).cause
         self._events.append(
             HealthEvent(
-                gpu.host, gpu.address, gpu.card, self._around.now, gpu.state, gpu.state, cause, seen.code,
-                seen.evidence, seen.by, source,
+                gpu.host, gpu.address, gpu.card, self._around.now, gpu.state, gpu.state, cause, observation.code,
+                observation.evidence, observation.by, source,
             )
         )  # fmt: skip
 
-    def _at_work(self, seen: Observation) -> bool:
+    def _at_work(self, observation: Observation) -> bool:
         """Return whether it is a matter of its host's maintenance: cards come and go then."""
         work = self._around.works.get(self._place.host)
-        return work is not None and SIGNALS[seen.code].source in (Source.HOST, Source.NOVA) and work.covers(seen)
+        return (
+            work is not None
+            and SIGNALS[observation.code].source in (Source.HOST, Source.NOVA)
+            and work.covers(observation)
+        )
 
-    def _while_worked_on(self, seen: Observation) -> None:
+    def _while_worked_on(self, observation: Observation) -> None:
         """It is written down, and nothing follows. That the host has changed is looked at when the work is done."""
-        verdict, work = self._verdict(seen.code), self._around.works[self._place.host]
+        verdict, work = self._verdict(observation.code), self._around.works[self._place.host]
         if verdict.in_force is not Judgement.STALE:
-            self._note(seen, f"{verdict.cause}; its host is in maintenance")
+            self._note(observation, f"{verdict.cause}; its host is in maintenance")
         elif work.done is not None:
-            self._stale(seen)
+            self._stale(observation)
 
-    def _suspect(self, seen: Observation) -> None:
+    def _suspect(self, observation: Observation) -> None:
         gpu, now = self.gpu, self._around.now
         if gpu.state is HealthState.SUSPECT:
             if now - gpu.since >= LONGEST_WAIT:
-                self._bad(seen, "it was seen for a day, and did not pass")
+                self._bad(observation, "it was seen for a day, and did not pass")
                 return
-            self._note(seen)
+            self._note(observation)
             until = now + wait(self._rules, max(0, gpu.relapses - 1))
             self.gpu = replace(gpu, until=max(until, gpu.until or until))
             return
         if gpu.state in KEPT_BACK:
-            self._note(seen)
+            self._note(observation)
             return
         times = self._around.suspected.get(gpu.name, 0) + 1
         if times >= self._rules.relapses:
-            self._bad(seen, f"suspect for the {_nth(times)} time within a week: {self._verdict(seen.code).cause}")
-        elif self._may_keep_back(seen):
-            self._become(HealthState.SUSPECT, self._verdict(seen.code).cause, seen)
+            self._bad(
+                observation,
+                f"suspect for the {_nth(times)} time within a week: {self._verdict(observation.code).cause}",
+            )
+        elif self._may_keep_back(observation):
+            self._become(HealthState.SUSPECT, self._verdict(observation.code).cause, observation)
             self.gpu = replace(self.gpu, until=now + wait(self._rules, times - 1), relapses=times)
 
-    def _bad(self, seen: Observation, cause: str) -> None:
+    def _bad(self, observation: Observation, cause: str) -> None:
         if self.gpu.state in (HealthState.QUARANTINED, HealthState.IN_REPAIR):
-            self._note(seen)
-        elif self._may_keep_back(seen):
-            self._become(HealthState.QUARANTINED, cause, seen)
+            self._note(observation)
+        elif self._may_keep_back(observation):
+            self._become(HealthState.QUARANTINED, cause, observation)
             self.gpu = replace(self.gpu, until=None)
 
-    def _alarm_left(self, seen: Observation, cause: str) -> None:
+    def _alarm_left(self, observation: Observation, cause: str) -> None:
         """What a guest said to be wrong with a GPU that its server has no more: time alone does not mend that. It is
         accepted where the site has acceptance, scrubbed where Nova keeps it reserved, else quarantined. While nobody
         knows who gets it, it waits."""
         sight = self._sight
         if sight is None or sight.is_moved:
             self._waits = True
-        elif sight.server == seen.by:
-            self._note(seen, f"{cause}, and has it again")
+        elif sight.server == observation.by:
+            self._note(observation, f"{cause}, and has it again")
         elif self._rules.acceptance is not None and self.gpu.state is HealthState.SUSPECT and not sight.server:
-            if self._may_keep_back(seen):
-                self._become(HealthState.TO_ACCEPT, cause, seen)
+            if self._may_keep_back(observation):
+                self._become(HealthState.TO_ACCEPT, cause, observation)
         elif self.gpu.state is HealthState.TO_ACCEPT:
-            self._note(seen)
+            self._note(observation)
         elif self._place.once and sight.reserved and not sight.server:
-            self._note(seen, f"{cause}: its scrub says whether it is well")
+            self._note(observation, f"{cause}: its scrub says whether it is well")
         else:
-            self._bad(seen, cause)
+            self._bad(observation, cause)
 
-    def _stale(self, seen: Observation) -> None:
+    def _stale(self, observation: Observation) -> None:
         """What is in use, out of use, or waits for a scrub, becomes to be accepted when that is over: it stays open
         until then."""
-        if not is_required(seen.code, self._rules) or self.gpu.state is HealthState.TO_ACCEPT:
-            self._note(seen)
+        if not is_required(observation.code, self._rules) or self.gpu.state is HealthState.TO_ACCEPT:
+            self._note(observation)
             return
         if self.gpu.state in KEPT_BACK:
             return
@@ -391,34 +402,35 @@ class _Work:
             return
         work = self._around.works.get(self._place.host)
         if work is not None:  # no bad rule: somebody has changed the host, and keeps its GPUs back
-            self._become(HealthState.TO_ACCEPT, self._verdict(seen.code).cause, seen, work.by)
-        elif self._may_keep_back(seen):
-            self._become(HealthState.TO_ACCEPT, self._verdict(seen.code).cause, seen)
+            self._become(HealthState.TO_ACCEPT, self._verdict(observation.code).cause, observation, work.by)
+        elif self._may_keep_back(observation):
+            self._become(HealthState.TO_ACCEPT, self._verdict(observation.code).cause, observation)
 
     def _can_be_accepted(self) -> bool:
         """Return whether no server has it, nor Nova keeps it reserved after one."""
         held = self._sight is None or bool(self._sight.server) or (self._place.once and self._sight.reserved)
         return (self.gpu.state, HealthState.TO_ACCEPT) in TRANSITIONS and not held
 
-    def _try_out(self, seen: Observation, verdict: SignalVerdict) -> None:
+    def _try_out(self, observation: Observation, verdict: SignalVerdict) -> None:
         """Write down what a signal on trial would have made of it. The limit of its pool is not asked about: how many
         would be kept back is what a trial is to show."""
-        self._settles.append(seen.id)
+        self._settles.append(observation.id)
         now, old = self._around.now, self.gpu.trial
-        new = after_trial(old, seen.code, verdict, self._rules, now, waits=self._can_be_accepted())
+        new = after_trial(old, observation.code, verdict, self._rules, now, waits=self._can_be_accepted())
         if new is None or new == old:
             return
         self.gpu = replace(self.gpu, trial=new)
         if old is None or new.state is not old.state:
-            self._tell_of_trial(f"trial: it would be {new.state.value}: {new.cause}", seen)
+            self._tell_of_trial(f"trial: it would be {new.state.value}: {new.cause}", observation)
 
-    def _tell_of_trial(self, text: str, seen: Observation | None = None) -> None:
+    def _tell_of_trial(self, text: str, observation: Observation | None = None) -> None:
         gpu = self.gpu
         self._events.append(
             HealthEvent(
                 gpu.host, gpu.address, gpu.card, self._around.now, gpu.state, gpu.state, text,
-                seen.code if seen else "", seen.evidence if seen else "", seen.by if seen else "",
-                SIGNALS[seen.code].source if seen else None,
+                observation.code if observation else "", observation.evidence if observation else "",
+                observation.by if observation else "",
+                SIGNALS[observation.code].source if observation else None,
             )
         )  # fmt: skip
 
@@ -438,15 +450,15 @@ class _Work:
                 f"trial: it would be fine again, and was {trial.state.value} since {trial.since:%Y-%m-%d %H:%M} UTC"
             )
 
-    def _may_keep_back(self, seen: Observation) -> bool:
+    def _may_keep_back(self, observation: Observation) -> bool:
         """Else a person is asked, and the observation stays open; one that said no to this very signal is not asked
         again as long as the GPU is in its state."""
-        if self._pools.room_for(self.gpu.name, seen.code):
+        if self._pools.room_for(self.gpu.name, observation.code):
             return True
-        if self.gpu.by and self.gpu.signal == seen.code:
-            self._note(seen)
+        if self.gpu.by and self.gpu.signal == observation.code:
+            self._note(observation)
         elif not self.gpu.asked:
-            signal, verdict = SIGNALS[seen.code], self._verdict(seen.code)
+            signal, verdict = SIGNALS[observation.code], self._verdict(observation.code)
             text = (
                 f"{verdict.cause}: it should be kept back, and too much of pool {self._place.pool} is so already; "
                 "somebody must say what is to be done"
@@ -454,8 +466,8 @@ class _Work:
             gpu = self.gpu = replace(self.gpu, asked=True)
             self._events.append(
                 HealthEvent(
-                    gpu.host, gpu.address, gpu.card, self._around.now, gpu.state, gpu.state, text, seen.code,
-                    seen.evidence, seen.by, signal.source,
+                    gpu.host, gpu.address, gpu.card, self._around.now, gpu.state, gpu.state, text, observation.code,
+                    observation.evidence, observation.by, signal.source,
                 )
             )  # fmt: skip
         return False
@@ -498,16 +510,16 @@ class _Work:
     def _required(self, what: str) -> bool:
         return is_required(what, self._rules)
 
-    def _become(self, to: HealthState, cause: str, seen: Observation | None = None, by: str = "") -> None:
+    def _become(self, to: HealthState, cause: str, observation: Observation | None = None, by: str = "") -> None:
         self.gpu, event = become(
             replace(self.gpu, asked=False, generation=None, order="", until=None), to, self._around.now, cause,
-            signal=seen.code if seen else "", evidence=seen.evidence if seen else "", by=by,
-            source=SIGNALS[seen.code].source if seen else None,
+            signal=observation.code if observation else "", evidence=observation.evidence if observation else "", by=by,
+            source=SIGNALS[observation.code].source if observation else None,
         )  # fmt: skip
-        if seen is not None:
-            self._settles.append(seen.id)
-            if seen.by:
-                event = replace(event, evidence=f"{seen.by}: {event.evidence}")
+        if observation is not None:
+            self._settles.append(observation.id)
+            if observation.by:
+                event = replace(event, evidence=f"{observation.by}: {event.evidence}")
         self._events.append(event)
         self._pools.follow(self.gpu)
 
@@ -557,10 +569,10 @@ _ON_TRIAL = {
 _TRIAL_ORDER = {HealthState.FINE: 0, HealthState.SUSPECT: 1, HealthState.TO_ACCEPT: 2, HealthState.QUARANTINED: 3}
 
 
-def _by_weight(one: Observation, verdict: SignalVerdict) -> tuple[bool, int, int]:
+def _by_weight(observation: Observation, verdict: SignalVerdict) -> tuple[bool, int, int]:
     """The worst first: what is quarantined need not be suspect before. Infrastructure before all, since there may be no
     room left for what guests say."""
-    return not is_infrastructure(one.code), _order(verdict), one.id
+    return not is_infrastructure(observation.code), _order(verdict), observation.id
 
 
 def _order(verdict: SignalVerdict) -> int:
@@ -568,13 +580,16 @@ def _order(verdict: SignalVerdict) -> int:
 
 
 def _worst_first(
-    place: SitePlace, seen: Collection[Observation], verdicts: SignalVerdicts
+    place: SitePlace, observations: Collection[Observation], verdicts: SignalVerdicts
 ) -> tuple[bool, int, int, str]:
     """In which order GPUs are worked on, where there is not room to keep all of them back. What infrastructure says
     comes first: a slot that is out for that is so for what guests say, too."""
-    guests = not any(is_infrastructure(one.code) for one in seen)
-    worst = min((_order(verdicts.of(one.code, place.name, place.pool)) for one in seen), default=len(_ORDER))
-    return guests, worst, min((one.id for one in seen), default=0), place.name
+    guests = not any(is_infrastructure(observation.code) for observation in observations)
+    worst = min(
+        (_order(verdicts.of(observation.code, place.name, place.pool)) for observation in observations),
+        default=len(_ORDER),
+    )
+    return guests, worst, min((observation.id for observation in observations), default=0), place.name
 
 
 def _left(gpu: GpuHealth, now: datetime) -> HealthChange:

@@ -53,8 +53,8 @@ def repeats(events: Iterable[HealthEvent], by: By, slots: Mapping[tuple[str, str
     for event in events:
         if name := _name(event, by, slots or {}):
             records.setdefault(name, []).append(event)
-    found = [_repeat(name, record) for name, record in records.items() if any(map(is_failure, record))]
-    return sorted(found, key=lambda one: (-one.failures, one.mtbf or timedelta.max, one.name))
+    recurring = [_repeat(name, record) for name, record in records.items() if any(map(is_failure, record))]
+    return sorted(recurring, key=lambda repeat: (-repeat.failures, repeat.mtbf or timedelta.max, repeat.name))
 
 
 def _name(event: HealthEvent, by: By, slots: Mapping[tuple[str, str], str]) -> str:

@@ -100,28 +100,28 @@ def report_of(body: bytes) -> AgentReport:
     if len(body) > MOST_BYTES:
         raise SampleError(f"a report may have {MOST_BYTES} bytes")
     try:
-        told = json.loads(body)
+        report = json.loads(body)
     except (ValueError, RecursionError):
         raise SampleError("a report is JSON") from None
-    if not isinstance(told, dict) or not told.keys() <= KEYS:
+    if not isinstance(report, dict) or not report.keys() <= KEYS:
         raise SampleError(f"a report is an object with {', '.join(sorted(KEYS))}")
-    version = _whole(told.get("v"), *VERSIONS, "v, the version of the form,")
-    cards = _cards(told)
-    if not isinstance(told.get("stuck", False), bool):
+    version = _whole(report.get("v"), *VERSIONS, "v, the version of the form,")
+    cards = _cards(report)
+    if not isinstance(report.get("stuck", False), bool):
         raise SampleError("stuck is true or false")
     return AgentReport(
-        boot=_text(told, "boot", BOOT),
-        driver=_text(told, "driver", DRIVER),
-        seen=_whole(told.get("seen"), 0, MOST_CARDS, "seen"),
+        boot=_text(report, "boot", BOOT),
+        driver=_text(report, "driver", DRIVER),
+        seen=_whole(report.get("seen"), 0, MOST_CARDS, "seen"),
         cards=cards,
-        samples=_samples(told, len(cards), version),
-        xids=_xids(told, cards, version),
-        stuck=told.get("stuck", False),
+        samples=_samples(report, len(cards), version),
+        xids=_xids(report, cards, version),
+        stuck=report.get("stuck", False),
     )
 
 
-def _cards(told: Mapping[str, Any]) -> tuple[str, ...]:
-    cards = _list(told.get("cards"), MOST_CARDS, "cards")
+def _cards(report: Mapping[str, Any]) -> tuple[str, ...]:
+    cards = _list(report.get("cards"), MOST_CARDS, "cards")
     for card in cards:
         if not isinstance(card, str) or not CARD.fullmatch(card):
             raise SampleError("cards are UUIDs: letters, digits and -")
@@ -131,20 +131,20 @@ def _cards(told: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(cards)
 
 
-def _samples(told: Mapping[str, Any], cards: int, version: int) -> tuple[Sample, ...]:
-    found: list[Sample] = []
-    for one in _list(told.get("samples"), MOST_SAMPLES, "samples"):
-        if not isinstance(one, list) or len(one) != 2 or not isinstance(one[1], list) or len(one[1]) != cards:
+def _samples(report: Mapping[str, Any], cards: int, version: int) -> tuple[Sample, ...]:
+    samples: list[Sample] = []
+    for entry in _list(report.get("samples"), MOST_SAMPLES, "samples"):
+        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[1], list) or len(entry[1]) != cards:
             raise SampleError("a sample is a number and a row for each card")
-        number = _whole(one[0], 0, BIGGEST, "the number of a sample")
-        if found and number <= found[-1].number:
+        number = _whole(entry[0], 0, BIGGEST, "the number of a sample")
+        if samples and number <= samples[-1].number:
             raise SampleError("the numbers of samples rise")
-        found.append(Sample(number, tuple(None if row is None else _row(row, version) for row in one[1])))
-    if not found:
+        samples.append(Sample(number, tuple(None if row is None else _row(row, version) for row in entry[1])))
+    if not samples:
         raise SampleError("a report has a sample")
-    if found[-1].number - found[0].number > LONGEST:
+    if samples[-1].number - samples[0].number > LONGEST:
         raise SampleError(f"the samples of a report are of {LONGEST // 36000} hours at most")
-    return tuple(found)
+    return tuple(samples)
 
 
 def _row(row: Any, version: int) -> SampleRow:
@@ -157,19 +157,19 @@ def _row(row: Any, version: int) -> SampleRow:
     return SampleRow(*row)
 
 
-def _xids(told: Mapping[str, Any], cards: tuple[str, ...], version: int) -> tuple[Xid, ...]:
-    found: list[Xid] = []
-    for one in _list(told.get("xids", []), MOST_XIDS, "xids"):
-        if not isinstance(one, list) or len(one) != (4 if version > 1 else 3):
+def _xids(report: Mapping[str, Any], cards: tuple[str, ...], version: int) -> tuple[Xid, ...]:
+    xids: list[Xid] = []
+    for entry in _list(report.get("xids", []), MOST_XIDS, "xids"):
+        if not isinstance(entry, list) or len(entry) != (4 if version > 1 else 3):
             raise SampleError("an Xid is its number in the log, a card, a code and a detail")
-        number = _whole(one[0], 0, BIGGEST, "the number of an Xid in the log")
-        if found and number <= found[-1].number:
+        number = _whole(entry[0], 0, BIGGEST, "the number of an Xid in the log")
+        if xids and number <= xids[-1].number:
             raise SampleError("the numbers of Xids in the log rise")
-        code, detail = _whole(one[2], 0, 9999, "an Xid"), one[3] if version > 1 else None
+        code, detail = _whole(entry[2], 0, 9999, "an Xid"), entry[3] if version > 1 else None
         if detail is not None:
             _whole(detail, 0, 255, "the detail of an Xid")
-        found.append(Xid(number, _card(one[1], cards, version), code, detail))
-    return tuple(found)
+        xids.append(Xid(number, _card(entry[1], cards, version), code, detail))
+    return tuple(xids)
 
 
 def _card(card: Any, cards: tuple[str, ...], version: int) -> str:
@@ -187,8 +187,8 @@ def _list(value: Any, most: int, name: str) -> list[Any]:
     return value
 
 
-def _text(told: Mapping[str, Any], key: str, form: re.Pattern[str]) -> str:
-    value = told.get(key)
+def _text(report: Mapping[str, Any], key: str, form: re.Pattern[str]) -> str:
+    value = report.get(key)
     if not isinstance(value, str) or not form.fullmatch(value):
         raise SampleError(f"{key} is not in its form")
     return value

@@ -43,20 +43,20 @@ class ScrubPast:
 def past_of(events: Iterable[HealthEvent]) -> ScrubPast:
     """Return a GPU's scrubs since its last tenant. `events`: of one GPU, the newest first."""
     events = list(events)
-    found = ScrubPast(to_accept=_was_to_be_accepted(events))
+    past = ScrubPast(to_accept=_was_to_be_accepted(events))
     for event in events:
         match (event.before, event.after):
             case (HealthState.SCRUBBING, HealthState.RETURNED):
-                found = replace(found, vain=found.vain + 1, lost=found.lost + (event.signal == LOST))
+                past = replace(past, vain=past.vain + 1, lost=past.lost + (event.signal == LOST))
             case (HealthState.RETURNED, HealthState.SCRUBBING):
                 pass
             case (before, after) if before is after:
                 pass
             case (_, HealthState.RETURNED):
-                return replace(found, returned=event.time)
+                return replace(past, returned=event.time)
             case _:
-                return found
-    return found
+                return past
+    return past
 
 
 def _was_to_be_accepted(events: Iterable[HealthEvent]) -> bool:
@@ -109,11 +109,11 @@ def _rested(gpu: GpuHealth, past: ScrubPast, rules: ScrubRules, now: datetime) -
 
 def open_orders(host: str, gpus: Iterable[GpuHealth]) -> list[ScrubOrder]:
     """Return the open orders of a host, one for each slot; they are repeated until it has answered."""
-    found: dict[str, ScrubOrder] = {}
+    orders_by_id: dict[str, ScrubOrder] = {}
     for gpu in gpus:
         if gpu.host == host and gpu.state is HealthState.SCRUBBING and gpu.order:
-            found.setdefault(gpu.order, ScrubOrder(gpu.order, gpu.address))
-    return list(found.values())
+            orders_by_id.setdefault(gpu.order, ScrubOrder(gpu.order, gpu.address))
+    return list(orders_by_id.values())
 
 
 def ordered(gpu: GpuHealth, order: str, now: datetime) -> tuple[GpuHealth, HealthEvent]:
@@ -152,8 +152,8 @@ def judged(gpu: GpuHealth, result: ScrubResult, now: datetime, *, to_accept: boo
                 gpu.host, gpu.address, gpu.card, now, gpu.state, gpu.state, f"its scrub {text}"[:EVIDENCE], FAILED,
                 evidence, source=Source.SCRUB,
             )  # fmt: skip
-            seen = Observation(gpu.host, gpu.address, FAILED, now, text)
-            return ScrubVerdict(replace(gpu, order=""), event, seen)
+            observation = Observation(gpu.host, gpu.address, FAILED, now, text)
+            return ScrubVerdict(replace(gpu, order=""), event, observation)
         case ScrubOutcome.BUSY:
             return _again(gpu, now, result.reason or "its host was busy", "", evidence)
         case _:  # also a clean one that does not say that it was this GPU

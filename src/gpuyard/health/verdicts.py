@@ -81,13 +81,13 @@ class SignalVerdicts:
             return SignalVerdict(signal, signal.judgement, signal.count, signal.lasts)
         judgement: Judgement | None = signal.judgement
         count, lasts, because = signal.count, signal.lasts, list[str]()
-        said = list(self._said(code, gpu, pool))
-        for path, rule, _ in said:
+        rules = list(self._said(code, gpu, pool))
+        for path, rule, _ in rules:
             if rule.verdict is not None:
                 judgement = JUDGEMENTS[rule.verdict]
                 because += [f"{path}.signals.{code}: {rule.verdict}"] if judgement is not signal.judgement else []
                 break
-        for path, rule, _ in said:
+        for path, rule, _ in rules:
             if rule.threshold is not None:
                 if isinstance(rule.threshold, int):
                     count, words = rule.threshold, str(rule.threshold)
@@ -96,7 +96,7 @@ class SignalVerdicts:
                 because += [f"{path}.signals.{code}: threshold {words}"] if (count, lasts) != _limits(signal) else []
                 break
         trial = False
-        for path, rule, whole in said:
+        for path, rule, whole in rules:
             own = rule.trial is not None
             if own or whole is not None:
                 trial = bool(rule.trial if own else whole)
@@ -108,7 +108,7 @@ class SignalVerdicts:
         """Return the verdicts on a GPU's signals that are not as in the table."""
         if self._says_nothing:
             return []
-        return [one for code in SIGNALS if (one := self.of(code, gpu, pool)).because]
+        return [verdict for code in SIGNALS if (verdict := self.of(code, gpu, pool)).because]
 
     def _said(self, code: str, gpu: str, pool: str) -> Iterator[tuple[str, SignalRule, bool | None]]:
         """Where in the site file, what it says of the signal, and whether all there is on trial; the most specific

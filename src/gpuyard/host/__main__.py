@@ -196,24 +196,24 @@ def options_of(arguments: List[str]) -> CommandOptions:
 
 def _options(parsed: argparse.Namespace) -> CommandOptions:
     """The verbs have different options; those that one does not have are left as they are."""
-    said = vars(parsed)
-    only, against, source = said.get("only"), said.get("against"), said.get("source")
+    arguments = vars(parsed)
+    only, against, source = arguments.get("only"), arguments.get("against"), arguments.get("source")
     return CommandOptions(
         root=parsed.root,
         json=parsed.json,
-        yes=said.get("yes", False),
-        live=said.get("live"),
-        keep=tuple(said.get("keep", ())),
-        give=tuple(said.get("give", ())),
+        yes=arguments.get("yes", False),
+        live=arguments.get("live"),
+        keep=tuple(arguments.get("keep", ())),
+        give=tuple(arguments.get("give", ())),
         only=None if only is None else tuple(filter(None, only.split(","))),
-        everything=said.get("all", False),
-        expect=said.get("expect"),
-        identity=said.get("iommu_pt"),
-        unsafe_interrupts=said.get("unsafe_interrupts"),
-        replace_legacy=said.get("replace_legacy"),
-        recording=said.get("recording", False),
-        dry_run=said.get("dry_run", False),
-        boot_id=said.get("boot_id", ""),
+        everything=arguments.get("all", False),
+        expect=arguments.get("expect"),
+        identity=arguments.get("iommu_pt"),
+        unsafe_interrupts=arguments.get("unsafe_interrupts"),
+        replace_legacy=arguments.get("replace_legacy"),
+        recording=arguments.get("recording", False),
+        dry_run=arguments.get("dry_run", False),
+        boot_id=arguments.get("boot_id", ""),
         recorded=None if against is None else _text(against),
         source=None if source is None else _text(source),
     )

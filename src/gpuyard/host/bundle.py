@@ -33,13 +33,13 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 def build(package: Path = Path(gpuyard.__file__).parent) -> bytes:
     """The zipapp, which starts `gpuyard.host.__main__.main`. Raises GpuyardError where the sources are no files."""
-    found = io.BytesIO()
-    found.write(SHEBANG)
-    with zipfile.ZipFile(found, "w") as archive:
+    buffer = io.BytesIO()
+    buffer.write(SHEBANG)
+    with zipfile.ZipFile(buffer, "w") as archive:
         _add(archive, "__main__.py", MAIN.encode())
         for path in _sources(package):
             _add(archive, f"gpuyard/{path.relative_to(package).as_posix()}", path.read_bytes())
-    return found.getvalue()
+    return buffer.getvalue()
 
 
 def write(path: Path) -> int:

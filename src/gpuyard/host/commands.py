@@ -75,12 +75,12 @@ class CommandOptions:
             if full_address(text) not in gpus:
                 raise UsageError(f"--keep {text}: there is no GPU at it; GPUs are at: {', '.join(gpus) or 'none'}")
         for text in self.give:
-            found = [f for f in inventory.functions if f.address == full_address(text)]
-            if not found or found[0].stays_with_host:
+            matches = [f for f in inventory.functions if f.address == full_address(text)]
+            if not matches or matches[0].stays_with_host:
                 raise UsageError(
                     f"--give {text}: there is nothing at it to give; GPUs are at: {', '.join(gpus) or 'none'}"
                 )
-            if found[0] in [companion for slot in judge(inventory) for companion in slot.companions]:
+            if matches[0] in [companion for slot in judge(inventory) for companion in slot.companions]:
                 raise UsageError(f"--give {text}: it goes with the GPU that it shares a group with: name that one")
         if self.everything:
             last = replace(last, only=None, keep=(), give=())
@@ -311,8 +311,8 @@ def _look_at_all(host: HostAccess, options: CommandOptions, output: Output) -> i
     }
     if given and plan.empty and not waiting:  # else it is known to be unfinished, and each finding would say so
         groups = preparation.journal.groups if preparation.journal else {}
-        found = verify(preparation.machine, read_list(host.tree), groups)
-        data["findings"] = [finding.as_dict() for finding in found]
+        findings = verify(preparation.machine, read_list(host.tree), groups)
+        data["findings"] = [finding.as_dict() for finding in findings]
     output.result(0, data, [f"boot {data['boot_id']}", *plan_text.lines(data["plan"])])
     return 0
 
@@ -321,18 +321,18 @@ def _reboot(host: HostAccess, options: CommandOptions, output: Output) -> int:
     """Said twice it is done once: a machine that is in another boot by now has rebooted."""
     from gpuyard.host import standing
 
-    here = standing.boot_id(host.tree)
+    boot_id = standing.boot_id(host.tree)
     if options.root != "/":
         raise UsageError(f"reboot is for this machine, not for what is below {options.root}")
     if not options.boot_id:
         raise UsageError("say in which boot the machine is: --boot-id, as 'look' shows it")
-    if here != options.boot_id:
-        output.result(0, {"rebooting": False, "boot_id": here}, [f"it is in another boot already: {here}"])
+    if boot_id != options.boot_id:
+        output.result(0, {"rebooting": False, "boot_id": boot_id}, [f"it is in another boot already: {boot_id}"])
         return 0
     if os.geteuid():
         raise GpuyardError("only root may reboot this machine")
     standing.refuse_reboot(host.tree)
-    output.result(0, {"rebooting": True, "boot_id": here}, ["it reboots now"])
+    output.result(0, {"rebooting": True, "boot_id": boot_id}, ["it reboots now"])
     sys.stdout.flush()
     standing.reboot_soon(host.tree)
     return 0

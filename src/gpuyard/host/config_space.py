@@ -41,18 +41,18 @@ def _bytes(text: str) -> bytes:
         return b""
 
 
-def _dword(found: Optional[bytes]) -> Optional[int]:
-    return int(struct.unpack("<I", found)[0]) if found is not None and len(found) == 4 else None
+def _dword(data: Optional[bytes]) -> Optional[int]:
+    return int(struct.unpack("<I", data)[0]) if data is not None and len(data) == 4 else None
 
 
-def extended(read: Read, wanted: int) -> Optional[int]:
+def extended(read: Read, capability_id: int) -> Optional[int]:
     """Where an extended capability begins; None when there is none."""
     place = CONVENTIONAL
     for _ in range(480):  # as many as there is room for: a broken device may have a loop
         header = read(place) if place >= CONVENTIONAL else None
         if header is None or header in (0, SILENCE):
             return None
-        if header & 0xFFFF == wanted:
+        if header & 0xFFFF == capability_id:
             return place
         place = header >> 20 & 0xFFC
     return None

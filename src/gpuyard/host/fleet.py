@@ -307,9 +307,9 @@ class _Connection:
 
 
 def _readable(stream: IO[bytes]) -> bool:
-    with selectors.DefaultSelector() as one:
-        one.register(stream, selectors.EVENT_READ)
-        return bool(one.select(0))
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 class _Lines:
@@ -349,7 +349,7 @@ def parse_event(line: bytes) -> Optional[Dict[str, Any]]:
 
 
 def _numbers(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
 def _clean(value: Any) -> Any:
@@ -357,9 +357,9 @@ def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return WORDS.sub(lambda words: printable(words[0]), value)
     if isinstance(value, list):
-        return [_clean(one) for one in value]
+        return [_clean(item) for item in value]
     if isinstance(value, dict):
-        return {_clean(key): _clean(one) for key, one in value.items()}
+        return {_clean(key): _clean(item) for key, item in value.items()}
     return value
 
 
@@ -369,32 +369,32 @@ def _printable(line: bytes) -> str:
 
 
 def explain(
-    status: int, python: Optional[Tuple[int, ...]], said: Sequence[str], noise: Sequence[str], options: FleetOptions
+    status: int, python: Optional[Tuple[int, ...]], errors: Sequence[str], noise: Sequence[str], options: FleetOptions
 ) -> Tuple[Ending, str]:
     """Why a host gave no result: from ssh's exit status, the host's Python, and the last lines of both outputs."""
-    last = said[-1] if said else noise[-1] if noise else f"ended with {status}"
+    last = errors[-1] if errors else noise[-1] if noise else f"ended with {status}"
     if status < 0:
         return Ending.FAILED, f"ssh was ended by signal {-status}"
     if python is not None and python < OLDEST_PYTHON:
         version = ".".join(map(str, python))
         return Ending.NO_PYTHON, f"{options.python} is {version} there, 3.9 or newer is needed: name another one"
     if status == 255 and python is None:
-        return _no_connection(said, last)
-    if status == 255 and any(map(BROKEN.search, said)):
+        return _no_connection(errors, last)
+    if status == 255 and any(map(BROKEN.search, errors)):
         return Ending.UNREACHABLE, f"the connection broke: {last}"
     if status == 255:  # ssh says no more when the program on the host did not end by itself
         return Ending.FAILED, f"a signal ended it there: {last}"
     if python is not None:
         return Ending.FAILED, last
-    if options.sudo and any(text.startswith("sudo:") and "command not found" not in text for text in said):
+    if options.sudo and any(text.startswith("sudo:") and "command not found" not in text for text in errors):
         return Ending.REFUSED, f"{last}; log in as root, or allow this user sudo without a password"
     if status in (126, 127) or "command not found" in last:
         return Ending.NO_PYTHON, f"{last}; install Python 3.9 or newer there, or name the one that it has"
     return Ending.FAILED, last
 
 
-def _no_connection(said: Sequence[str], last: str) -> Tuple[Ending, str]:
-    text = "\n".join(said)
+def _no_connection(errors: Sequence[str], last: str) -> Tuple[Ending, str]:
+    text = "\n".join(errors)
     if "Host key verification failed" in text:
         return Ending.REFUSED, "its host key is unknown or has changed: connect once with ssh and look at it"
     if "Permission denied" in text or "Too many authentication failures" in text:

@@ -75,7 +75,7 @@ def holders(tree: Tree) -> Dict[str, List[DeviceHolder]]:
 def look(tree: Tree) -> Processes:
     """Look at every process once. Process 1 is always there, so without it the others are not to be seen."""
     nodes = _Nodes(tree)
-    found: Dict[str, List[DeviceHolder]] = {}
+    holders_by_address: Dict[str, List[DeviceHolder]] = {}
     unseen: Dict[int, str] = {}
     pids = [name for name in tree.names("proc") if re.fullmatch("[0-9]{1,10}", name)]
     for pid in sorted(pids, key=int):
@@ -85,8 +85,8 @@ def look(tree: Tree) -> Processes:
         links = {tree.link(f"proc/{pid}/fd/{descriptor}") for descriptor in descriptors}
         for device in sorted(link for link in links if link and link.startswith("/dev/")):
             for address in nodes.functions(device):
-                found.setdefault(address, []).append(DeviceHolder(int(pid), _command(tree, pid), device))
-    return Processes(found, unseen, "1" not in pids)
+                holders_by_address.setdefault(address, []).append(DeviceHolder(int(pid), _command(tree, pid), device))
+    return Processes(holders_by_address, unseen, "1" not in pids)
 
 
 def _readable(tree: Tree, pid: str) -> bool:
@@ -147,7 +147,7 @@ def nvidia_minors(tree: Tree) -> Dict[str, List[str]]:
     """Number of ``/dev/nvidiaN`` -> its address, as NVIDIA's driver says."""
     minors: Dict[str, List[str]] = {}
     for address in tree.names(NVIDIA_GPUS):
-        found = re.search(r"^Device Minor:\s*(\d+)", tree.read(f"{NVIDIA_GPUS}/{address}/information") or "", re.M)
-        if found:
-            minors[found.group(1)] = [address.lower()]
+        match = re.search(r"^Device Minor:\s*(\d+)", tree.read(f"{NVIDIA_GPUS}/{address}/information") or "", re.M)
+        if match:
+            minors[match.group(1)] = [address.lower()]
     return minors

@@ -109,8 +109,8 @@ def _notes(gpus: Sequence[PciFunction], strangers: Sequence[PciFunction]) -> Ite
 
 
 def _unprepared(members: Sequence[PciFunction]) -> List[str]:
-    held = [f"{f.short_address} ({f.driver})" for f in members if f.driver not in (None, *PASSTHROUGH_DRIVERS)]
-    return [f"not prepared yet, on a driver of the host: {', '.join(held)}"] if held else []
+    bound = [f"{f.short_address} ({f.driver})" for f in members if f.driver not in (None, *PASSTHROUGH_DRIVERS)]
+    return [f"not prepared yet, on a driver of the host: {', '.join(bound)}"] if bound else []
 
 
 def capacity(slots: Iterable[Slot]) -> Capacity:

@@ -36,13 +36,13 @@ class KernelLog:
     def lines(self, names: Mapping[str, str]) -> Tuple[LogLine, ...]:
         """What has come since the last call and names a device, the newest of it. `names`: address -> address that it
         counts for: a port's own lines are about what is below it."""
-        found: Deque[LogLine] = deque(maxlen=MOST_LINES)
+        lines: Deque[LogLine] = deque(maxlen=MOST_LINES)
         for _ in range(MOST_RECORDS):
             record = self._read()
             if record is None:
                 break
-            found.extend(said_of(record, names))
-        return tuple(found)
+            lines.extend(said_of(record, names))
+        return tuple(lines)
 
 
 def said_of(record: bytes, names: Mapping[str, str]) -> List[LogLine]:
@@ -56,8 +56,8 @@ def said_of(record: bytes, names: Mapping[str, str]) -> List[LogLine]:
 
 
 def _addresses(text: str) -> Iterator[str]:
-    for found in NAMED.finditer(text):
-        address = found[1]
+    for match in NAMED.finditer(text):
+        address = match[1]
         yield address if address.count(":") == 2 else f"0000:{address}"
 
 

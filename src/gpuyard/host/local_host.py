@@ -213,14 +213,14 @@ class LocalHost:
             os.close(folder)
 
     def digest(self, path: str) -> Optional[str]:
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         try:
             with open(self._tree.real(path), "rb") as file:
                 for block in iter(lambda: file.read(1 << 20), b""):
-                    found.update(block)
+                    digest.update(block)
         except OSError:
             return None
-        return found.hexdigest()
+        return digest.hexdigest()
 
     def write_attribute(self, path: str, value: str) -> None:
         try:

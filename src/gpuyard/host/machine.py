@@ -30,8 +30,8 @@ class Machine:
     @cached_property
     def members(self) -> List[PciFunction]:
         """GPUs and companions of all slots, in bus order."""
-        found = [function for slot in self.slots for function in (*slot.gpus, *slot.companions)]
-        return sorted(found, key=self.inventory.functions.index)
+        functions = [function for slot in self.slots for function in (*slot.gpus, *slot.companions)]
+        return sorted(functions, key=self.inventory.functions.index)
 
     @property
     def vendor(self) -> str:
@@ -55,8 +55,8 @@ class Machine:
         where = {"AMD": "IOMMU (AMD-Vi)", "Intel": "VT-d"}.get(self.vendor, "the IOMMU")
         if table and tables and table not in tables:
             return f"enable {where} in the firmware, which offers no IOMMU (no ACPI table {table})"
-        asked = self.vendor != "Intel" or "intel_iommu=on" in self.inventory.facts.command_line.split()
-        if self.switched_off or not asked:
+        requested = self.vendor != "Intel" or "intel_iommu=on" in self.inventory.facts.command_line.split()
+        if self.switched_off or not requested:
             return ""
         if "hypervisor" in (self.tree.read("proc/cpuinfo") or ""):
             return "this machine is a VM: give it an emulated IOMMU where it runs, or use a machine of metal"

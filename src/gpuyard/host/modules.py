@@ -74,22 +74,22 @@ def takers(tree: Tree, functions: Iterable[PciFunction]) -> Dict[str, List[str]]
     addresses: Dict[str, List[str]] = {}
     for function in functions:
         addresses.setdefault(modalias(function), []).append(function.address)
-    found: Dict[str, List[str]] = {}
+    modules_by_address: Dict[str, List[str]] = {}
     for pattern, module in alias_lines(tree, addresses):
         for name in matching(pattern, addresses):
             for address in addresses[name]:
-                if module not in found.setdefault(address, []):
-                    found[address].append(module)
-    return found
+                if module not in modules_by_address.setdefault(address, []):
+                    modules_by_address[address].append(module)
+    return modules_by_address
 
 
 def natives(tree: Tree, functions: Iterable[PciFunction]) -> List[str]:
     """Modules that could take one of the functions before VFIO does, sorted."""
     functions = list(functions)
-    found = {module for modules in takers(tree, functions).values() for module in modules}
+    candidates = {module for modules in takers(tree, functions).values() for module in modules}
     for function in functions:
-        found.update(USUAL_DRIVERS.get((function.vendor_id, function.class_code[:2]), ()))
-    return sorted(module for module in found if "vfio" not in module and module != "pci_stub")
+        candidates.update(USUAL_DRIVERS.get((function.vendor_id, function.class_code[:2]), ()))
+    return sorted(module for module in candidates if "vfio" not in module and module != "pci_stub")
 
 
 def is_builtin(tree: Tree, module: str) -> Optional[bool]:
@@ -138,27 +138,27 @@ def softdeps(tree: Tree, but: Container[str] = ()) -> Dict[str, Tuple[str, Tuple
     """Module -> file and words of the softdep that is in effect: of several, modprobe heeds the first one only."""
     last = f"{module_folder(tree)}/modules.softdep"  # what the modules themselves ask for
     lines = [*modprobe_lines(tree, but), *((last, words) for words in _words(tree.read(last) or ""))]
-    found: Dict[str, Tuple[str, Tuple[str, ...]]] = {}
+    softdeps_by_module: Dict[str, Tuple[str, Tuple[str, ...]]] = {}
     for file, words in lines:
         if words[0] == "softdep" and len(words) > 2:
-            found.setdefault(canonical(words[1]), (file, tuple(words[2:])))
-    return found
+            softdeps_by_module.setdefault(canonical(words[1]), (file, tuple(words[2:])))
+    return softdeps_by_module
 
 
 def kept_out(tree: Tree, command_line: str) -> Dict[str, str]:
     """Module -> where it is kept from taking a device before VFIO does: a blacklist, or a softdep."""
-    found: Dict[str, str] = {}
+    reasons: Dict[str, str] = {}
     for word in command_line.split():
         key, _, value = word.partition("=")
         if key in ("modprobe.blacklist", "module_blacklist"):
-            found.update({canonical(name): f"{key} on the kernel command line" for name in value.split(",")})
+            reasons.update({canonical(name): f"{key} on the kernel command line" for name in value.split(",")})
     for file, words in modprobe_lines(tree):
         if words[0] == "blacklist" and len(words) > 1:
-            found.setdefault(canonical(words[1]), f"blacklist in /{file}")
-    for module, (file, wanted) in softdeps(tree).items():
-        if {VFIO_PCI, PSEUDO_MODULE} & {canonical(word) for word in wanted}:
-            found.setdefault(module, f"softdep in /{file}")
-    return found
+            reasons.setdefault(canonical(words[1]), f"blacklist in /{file}")
+    for module, (file, dependencies) in softdeps(tree).items():
+        if {VFIO_PCI, PSEUDO_MODULE} & {canonical(word) for word in dependencies}:
+            reasons.setdefault(module, f"softdep in /{file}")
+    return reasons
 
 
 def ids_by_option(tree: Tree, command_line: str, but: Container[str] = ()) -> Dict[str, str]:
@@ -166,15 +166,15 @@ def ids_by_option(tree: Tree, command_line: str, but: Container[str] = ()) -> Di
 
     Of an option that is given to a module twice, the last one counts, and the kernel command line comes last.
     """
-    given: Dict[str, Dict[str, str]] = {}
+    options: Dict[str, Dict[str, str]] = {}
     for file, words in modprobe_lines(tree, but):
         if words[0] == "options" and len(words) > 1 and canonical(words[1]) in (VFIO_PCI, "pci_stub"):
             for word in words[2:]:
                 if word.startswith("ids="):
-                    given[canonical(words[1])] = {ids.lower()[:9]: f"/{file}" for ids in word[4:].split(",") if ids}
+                    options[canonical(words[1])] = {ids.lower()[:9]: f"/{file}" for ids in word[4:].split(",") if ids}
     for word in command_line.split():
         match = re.match(r"^(vfio-pci|vfio_pci|pci-stub|pci_stub)\.ids=(.+)$", word)
         if match:
             ids = match.group(2).lower().split(",")
-            given[canonical(match.group(1))] = {one[:9]: "the kernel command line" for one in ids}
-    return {ids: where for module in given.values() for ids, where in module.items()}
+            options[canonical(match.group(1))] = {device_id[:9]: "the kernel command line" for device_id in ids}
+    return {ids: where for module in options.values() for ids, where in module.items()}

@@ -48,12 +48,12 @@ def _first(things: List[str]) -> str:
 
 def _by_address(tree: Tree, uses: Iterable[Tuple[str, str]]) -> Dict[str, List[str]]:
     """Address -> uses, of (use, sysfs path); what hangs below no PCI function is left out."""
-    found: Dict[str, List[str]] = {}
+    uses_by_address: Dict[str, List[str]] = {}
     for use, path in uses:
         address = pci_address_of(tree, path)
         if address is not None:
-            found.setdefault(address, []).append(use)
-    return found
+            uses_by_address.setdefault(address, []).append(use)
+    return uses_by_address
 
 
 def pci_address_of(tree: Tree, path: str) -> Optional[str]:
@@ -64,11 +64,11 @@ def pci_address_of(tree: Tree, path: str) -> Optional[str]:
 
 def _disks(tree: Tree) -> Iterator[Tuple[str, str]]:
     """(what it is used for, sysfs path) of each disk below a mounted file system or swap."""
-    seen: Set[Tuple[str, str]] = set()
+    reported: Set[Tuple[str, str]] = set()
     for use, device in disks_in_use(tree):
         for disk in _below(tree, device):
-            if (use, disk) not in seen:
-                seen.add((use, disk))
+            if (use, disk) not in reported:
+                reported.add((use, disk))
                 yield f"{use} on {posixpath.basename(tree.resolve(disk))}", disk
 
 
@@ -132,7 +132,7 @@ def _used_disks(tree: Tree) -> Iterator[Tuple[str, str]]:
 
 def physical_disks(tree: Tree) -> Dict[str, List[str]]:
     """Name -> names of its partitions, of each disk that hangs below a PCI function or an NVMe subsystem."""
-    found: Dict[str, List[str]] = {}
+    partitions_by_disk: Dict[str, List[str]] = {}
     for name in tree.names(BLOCK):
         if SOFTWARE_BLOCK in (tree.link(f"{BLOCK}/{name}") or ""):
             continue  # a host with many volumes has hundreds, and following every link takes its time
@@ -141,10 +141,10 @@ def physical_disks(tree: Tree) -> Dict[str, List[str]]:
             continue
         above = posixpath.basename(posixpath.dirname(path))
         if tree.link(f"{BLOCK}/{above}"):
-            found.setdefault(above, []).append(name)
+            partitions_by_disk.setdefault(above, []).append(name)
         else:
-            found.setdefault(name, [])
-    return found
+            partitions_by_disk.setdefault(name, [])
+    return partitions_by_disk
 
 
 def btrfs_devices(tree: Tree) -> Set[str]:
@@ -170,15 +170,15 @@ def _below(tree: Tree, device: str) -> List[str]:
 
 def _bottom(top: str, below: Callable[[str], List[str]]) -> List[str]:
     """What has nothing below it, each once. No kernel makes a loop; one in a recording has no bottom but its top."""
-    found: List[str] = []
-    waiting, seen = [top], {top}
+    leaves: List[str] = []
+    waiting, visited = [top], {top}
     while waiting:
-        one = waiting.pop(0)
-        lower = below(one)
-        waiting[:0] = [path for path in lower if path not in seen]
-        seen.update(lower)
-        found += [] if lower else [one]
-    return found or [top]
+        node = waiting.pop(0)
+        lower = below(node)
+        waiting[:0] = [path for path in lower if path not in visited]
+        visited.update(lower)
+        leaves += [] if lower else [node]
+    return leaves or [top]
 
 
 def devices_below(tree: Tree, device: str) -> List[str]:
@@ -216,7 +216,7 @@ def _uplinks(tree: Tree) -> Iterator[Tuple[str, str]]:
 
 def ports_below(tree: Tree, name: str) -> List[str]:
     """The ports at the bottom of bonds, bridges and VLANs; the interface itself when it is one."""
-    return _bottom(name, lambda one: lower_interfaces(tree, one))
+    return _bottom(name, lambda interface: lower_interfaces(tree, interface))
 
 
 def lower_interfaces(tree: Tree, name: str) -> List[str]:

@@ -16,14 +16,15 @@ SYSTEM_LISTS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids", "/var/li
 class PciIds:
     """Looks names up without reading a whole list into objects: a scan asks for a handful of ids."""
 
-    def __init__(self, lists: Iterable[bytes], known: Optional[Mapping[str, str]] = None) -> None:
-        """`known` (``10de`` or ``10de:1db4`` -> name) goes before the lists: the names a recording was made with."""
+    def __init__(self, lists: Iterable[bytes], known_names: Optional[Mapping[str, str]] = None) -> None:
+        """`known_names` (``10de`` or ``10de:1db4`` -> name) goes before the lists: the names a recording was
+        made with."""
         self._lists = tuple(text if text.startswith(b"\n") else b"\n" + text for text in lists)
-        self._names: Dict[str, Optional[str]] = dict(known or {})
+        self._names: Dict[str, Optional[str]] = dict(known_names or {})
 
     @classmethod
-    def of_this_machine(cls, known: Optional[Mapping[str, str]] = None) -> PciIds:
-        return cls(_system_lists(), known)
+    def of_this_machine(cls, known_names: Optional[Mapping[str, str]] = None) -> PciIds:
+        return cls(_system_lists(), known_names)
 
     def vendor(self, vendor_id: str) -> Optional[str]:
         if vendor_id not in self._names:

@@ -94,10 +94,10 @@ class PortalReportClient:
 
     def _refused(self, error: HTTPError) -> GpuyardError:
         try:
-            said = _document(error.read(LONGEST_ANSWER + 1)).get("detail")
+            detail = _document(error.read(LONGEST_ANSWER + 1)).get("detail")
         except (OSError, http.client.HTTPException, PortalAwayError):
-            said = None
-        reason = printable(said[:300]) if isinstance(said, str) else str(error.reason)[:300]
+            detail = None
+        reason = printable(detail[:300]) if isinstance(detail, str) else str(error.reason)[:300]
         message = f"{self.url} answers {error.code}: {reason}"
         if error.code == 429 or error.code >= 500:
             return PortalAwayError(message, _wait(error.headers.get("Retry-After", "")))
@@ -109,12 +109,12 @@ def _document(body: bytes) -> Dict[str, Any]:
     if not body:
         return {}
     try:
-        found = json.loads(body) if len(body) <= LONGEST_ANSWER else None
+        document = json.loads(body) if len(body) <= LONGEST_ANSWER else None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise PortalAwayError("what answers there is no portal of gpuyard's, or something between has changed it")
-    return found
+    return document
 
 
 def _wait(text: str) -> float:

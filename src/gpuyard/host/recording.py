@@ -128,11 +128,11 @@ class Recorder:
         if text is not None:
             self.put(path, "\n".join(lines) if lines is not None else text)
 
-    def lines(self, path: str, wanted: Callable[[str], object]) -> None:
+    def lines(self, path: str, predicate: Callable[[str], object]) -> None:
         """Record a file with its other lines empty: each keeps its number."""
         text = self.tree.read(path)
         if text is not None:
-            self.put(path, "\n".join(line if wanted(line) else "" for line in text.splitlines()))
+            self.put(path, "\n".join(line if predicate(line) else "" for line in text.splitlines()))
 
     def link(self, path: str) -> Optional[str]:
         target = self.tree.link(path)
@@ -165,13 +165,13 @@ def record(tree: Tree, names: PciIds, made: str, facts: Optional[Mapping[str, ob
     _record_cards(recorder, inventory)
     _record_holders(recorder, inventory)
     _record_fabric(recorder)
-    known = {f.vendor_id: f.vendor_name for f in inventory.functions}
-    known.update({f.ids: f.product_name for f in inventory.functions})
+    names_by_id = {f.vendor_id: f.vendor_name for f in inventory.functions}
+    names_by_id.update({f.ids: f.product_name for f in inventory.functions})
     return {
         "gpuyard_recording": FORMAT,
         "made": made,
         "facts": dict(facts or {}),
-        "names": {key: name for key, name in sorted(known.items()) if name},
+        "names": {key: name for key, name in sorted(names_by_id.items()) if name},
         "tree": recorder.nodes,
     }
 
@@ -302,17 +302,17 @@ def _record_fabric(recorder: Recorder) -> None:
 
 def _record_holders(recorder: Recorder, inventory: Inventory) -> None:
     """Which processes hold a GPU, and whether all could be looked at. Other processes are nobody's business."""
-    seen = look(recorder.tree)
-    for pid, command in seen.unseen.items():
-        if pid == min(seen.unseen) or command in USUAL_HOLDERS:
+    processes = look(recorder.tree)
+    for pid, command in processes.unseen.items():
+        if pid == min(processes.unseen) or command in USUAL_HOLDERS:
             recorder.put(f"proc/{pid}/comm", command)
             recorder.put(f"proc/{pid}/cmdline", command)
-    if not seen.hidden:
+    if not processes.hidden:
         recorder.file("proc/1/comm")
         recorder.link("proc/1/exe")
     for slot in judge(inventory):
         for function in (*slot.gpus, *slot.companions):
-            for holder in seen.holders.get(function.address, ()):
+            for holder in processes.holders.get(function.address, ()):
                 _record_holder(recorder, function.address, holder)
 
 
@@ -355,12 +355,12 @@ def _record_disks(recorder: Recorder) -> None:
     waiting += [f"{BLOCK}/{name}" for disk, parts in physical_disks(tree).items() for name in (disk, *parts)]
     for line in mount_lines(tree):
         recorder.link(mount_source(line))  # /dev/mapper/NAME -> ../dm-0
-    seen = set()
+    visited = set()
     while waiting:
         device = waiting.pop()
-        if device in seen or recorder.link(device) is None:
+        if device in visited or recorder.link(device) is None:
             continue
-        seen.add(device)
+        visited.add(device)
         path = tree.resolve(device)
         recorder.file(f"{path}/size")
         for folder in ("slaves", "holders"):
@@ -378,12 +378,12 @@ def _record_network(recorder: Recorder) -> None:
     tree = recorder.tree
     waiting = default_route_interfaces(tree)
     ports = {port for name in waiting for port in ports_below(tree, name)}
-    seen = set()
+    visited = set()
     while waiting:
         name = waiting.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         recorder.link(f"sys/class/net/{name}")
         path = tree.resolve(f"sys/class/net/{name}")
         if name in ports:
@@ -402,7 +402,9 @@ def _record_network(recorder: Recorder) -> None:
 
 def says_how_it_boots(tree: Tree) -> bool:
     """Whether a recorded tree has what a plan is made from, which earlier versions did not record."""
-    return tree.read(OS_RELEASE) is not None or any(PROGRAMS.intersection(tree.names(one)) for one in PROGRAM_FOLDERS)
+    return tree.read(OS_RELEASE) is not None or any(
+        PROGRAMS.intersection(tree.names(folder)) for folder in PROGRAM_FOLDERS
+    )
 
 
 def dumps(recording: Mapping[str, Any]) -> str:
@@ -459,22 +461,22 @@ def replay_tree(text: str, source: str) -> Tuple[Tree, Inventory]:
         if not isinstance(value, dict):
             raise UsageError(f"{source}: {key!r} must be an object; the recording was edited or cut off")
     try:
-        known = {str(key): str(name) for key, name in names.items()}
+        names_by_id = {str(key): str(name) for key, name in names.items()}
         tree = RecordedTree(nodes)
-        return tree, scan(tree, PciIds.of_this_machine(known), check_facts(facts), str(recording.get("made")))
+        return tree, scan(tree, PciIds.of_this_machine(names_by_id), check_facts(facts), str(recording.get("made")))
     except ValueError as error:
         raise UsageError(f"{source}: {error}") from None
 
 
-def check_facts(given: Mapping[str, object]) -> Dict[str, object]:
+def check_facts(facts: Mapping[str, object]) -> Dict[str, object]:
     """Facts with the right types; numbers may come as text (from a command line). Raises ValueError with the reason."""
     defaults = HostFacts(hostname="")
     checked: Dict[str, object] = {}
-    for key, value in given.items():
+    for key, value in facts.items():
         default = getattr(defaults, key, None)
         if default is None:
-            known = ", ".join(sorted(vars(defaults)))
-            raise ValueError(f"unknown host fact {key!r}; known are {known}")
+            known_facts = ", ".join(sorted(vars(defaults)))
+            raise ValueError(f"unknown host fact {key!r}; known are {known_facts}")
         if isinstance(default, int):
             try:
                 checked[key] = int(str(value))

@@ -48,37 +48,37 @@ def pretended_groups(tree: Tree) -> Set[int]:
     """Numbers of the groups that VFIO makes up where there is no IOMMU (its no-IOMMU mode)."""
     numbers = tree.names(GROUPS) if not tree.names("sys/class/iommu") else []
     made_up = (name for name in numbers if tree.read(f"{GROUPS}/{name}/name") == NO_IOMMU_GROUP)
-    return {found for found in map(number, made_up) if found is not None}
+    return {group for group in map(number, made_up) if group is not None}
 
 
 def _function(tree: Tree, address: str, names: PciIds, pretended: Container[Optional[int]]) -> PciFunction:
     path = tree.resolve(f"{DEVICES}/{address}")
-    here = Folder(tree, path)
-    vendor, product = _hex(here, "vendor", 4), _hex(here, "device", 4)
-    physical = here.link("physfn")
-    total_vfs = number(here.read("sriov_totalvfs")) or 0
+    folder = Folder(tree, path)
+    vendor, product = _hex(folder, "vendor", 4), _hex(folder, "device", 4)
+    physical = folder.link("physfn")
+    total_vfs = number(folder.read("sriov_totalvfs")) or 0
     above = PCI_ADDRESS.findall(path)[:-1]
-    numa, group = number(here.read("numa_node")), number(_basename(here.link("iommu_group")))
+    numa, group = number(folder.read("numa_node")), number(_basename(folder.link("iommu_group")))
     return PciFunction(
         address=address,
         vendor_id=vendor,
         product_id=product,
-        class_code=_hex(here, "class", 6),
-        revision=_hex(here, "revision", 2),
-        subsystem_vendor_id=_hex(here, "subsystem_vendor", 4) or None,
-        subsystem_id=_hex(here, "subsystem_device", 4) or None,
+        class_code=_hex(folder, "class", 6),
+        revision=_hex(folder, "revision", 2),
+        subsystem_vendor_id=_hex(folder, "subsystem_vendor", 4) or None,
+        subsystem_id=_hex(folder, "subsystem_device", 4) or None,
         vendor_name=names.vendor(vendor),
         product_name=names.product(vendor, product),
-        driver=_basename(here.link("driver")),
+        driver=_basename(folder.link("driver")),
         numa_node=numa if numa is not None and numa >= 0 else None,
         iommu_group=None if group in pretended else group,
         device_type=DeviceType.VF if physical else DeviceType.PF if total_vfs else DeviceType.PCI,
         sriov_total_vfs=total_vfs,
-        sriov_num_vfs=number(here.read("sriov_numvfs")) or 0,
+        sriov_num_vfs=number(folder.read("sriov_numvfs")) or 0,
         physical_function=_basename(physical),
-        boot_vga=here.read("boot_vga") == "1",
-        reset_methods=tuple((here.read("reset_method") or "").split()),
-        bars=_bars(here.read("resource") or ""),
+        boot_vga=folder.read("boot_vga") == "1",
+        reset_methods=tuple((folder.read("reset_method") or "").split()),
+        bars=_bars(folder.read("resource") or ""),
         parent=above[-1] if above else None,
         mdev_types=mdev_types(tree, path),
         vgpu_type=number(tree.read(f"{path}/{VENDOR_VGPU}")) if physical else None,
@@ -87,8 +87,8 @@ def _function(tree: Tree, address: str, names: PciIds, pretended: Container[Opti
 
 def mdev_types(tree: Tree, path: str) -> Tuple[MdevType, ...]:
     """What the driver of the function at a path can make of it, by name."""
-    found = (name for name in tree.names(f"{path}/{MDEV_TYPES}") if MDEV_TYPE.fullmatch(name))
-    return tuple(_mdev_type(tree, f"{path}/{MDEV_TYPES}/{name}", name) for name in islice(found, MOST_TYPES))
+    type_names = (name for name in tree.names(f"{path}/{MDEV_TYPES}") if MDEV_TYPE.fullmatch(name))
+    return tuple(_mdev_type(tree, f"{path}/{MDEV_TYPES}/{name}", name) for name in islice(type_names, MOST_TYPES))
 
 
 def _mdev_type(tree: Tree, folder: str, name: str) -> MdevType:
@@ -129,8 +129,8 @@ def _bars(resource: str) -> Tuple[int, ...]:
     return tuple(sizes)
 
 
-def _facts(tree: Tree, given: Mapping[str, object]) -> HostFacts:
-    seen = {
+def _facts(tree: Tree, facts: Mapping[str, object]) -> HostFacts:
+    observed = {
         "hostname": tree.read("proc/sys/kernel/hostname") or "",
         "kernel": tree.read("proc/sys/kernel/osrelease") or "",
         "command_line": tree.read("proc/cmdline") or "",
@@ -141,11 +141,11 @@ def _facts(tree: Tree, given: Mapping[str, object]) -> HostFacts:
         "disk_gib": _root_disk_gib(tree),
         "numa_nodes": count_list(tree.read(f"{NODES}/has_cpu") or tree.read(f"{NODES}/online") or "") or 1,
     }
-    unknown = sorted(set(given) - set(seen))
+    unknown = sorted(set(facts) - set(observed))
     if unknown:
-        raise ValueError(f"unknown host fact {unknown[0]!r}; known are {', '.join(sorted(seen))}")
-    seen.update(given)
-    return HostFacts(**seen)  # type: ignore[arg-type]  # the values come from JSON; recording.load checks them
+        raise ValueError(f"unknown host fact {unknown[0]!r}; known are {', '.join(sorted(observed))}")
+    observed.update(facts)
+    return HostFacts(**observed)  # type: ignore[arg-type]  # the values come from JSON; recording.load checks them
 
 
 def _value(text: str, key: str) -> str:

@@ -65,8 +65,8 @@ OpenGroup = Callable[[int, Sequence[str]], ContextManager[Opened]]
 @contextmanager
 def open_group(group: int, addresses: Sequence[str]) -> Iterator[Opened]:
     """Through the kernel's VFIO. Raises VfioRefusedError."""
-    with vfio.opened(group, addresses) as held:
-        yield Opened(held.descriptor, {a: VfioFunction(a, number) for a, number in held.functions.items()})
+    with vfio.opened(group, addresses) as vfio_group:
+        yield Opened(vfio_group.descriptor, {a: VfioFunction(a, number) for a, number in vfio_group.functions.items()})
 
 
 class NotCleanError(GpuyardError):
@@ -133,14 +133,14 @@ def _scrub(
     _require_unused(tree, members, own_pid)
     for member in members:
         _require_answer(tree, member, ids[member], "already before its reset")
-    wanted = {member: max(widths.get(member, 0), _width(tree, member)) for member in members}
+    expected_widths = {member: max(widths.get(member, 0), _width(tree, member)) for member in members}
     with open_group(group, members) as opened:
         _reset(tree, opened, own_pid, course)
         course.functions = tuple(members)
         for member in members:
             _require_answer(tree, member, ids[member], "after its reset")
             _probe(opened.functions[member], course.evidence)
-            _require_link(tree, member, wanted[member], course.evidence)
+            _require_link(tree, member, expected_widths[member], course.evidence)
     for member in members:  # the kernel resets once more what is closed
         _require_answer(tree, member, ids[member], "since it was closed after its reset")
 
@@ -153,9 +153,9 @@ def group_of(tree: Tree, address: str) -> Tuple[int, List[str]]:
     Raises NotCleanError."""
     link = tree.link(f"{DEVICES}/{address}/iommu_group")
     if link is None:
-        there = address in tree.names(DEVICES)
-        reason = f"{address} is in no IOMMU group" if there else f"{address} is not on the PCI bus"
-        raise NotCleanError(ScrubOutcome.REFUSED if there else ScrubOutcome.FAILED, reason)
+        is_present = address in tree.names(DEVICES)
+        reason = f"{address} is in no IOMMU group" if is_present else f"{address} is not on the PCI bus"
+        raise NotCleanError(ScrubOutcome.REFUSED if is_present else ScrubOutcome.FAILED, reason)
     number = link.rpartition("/")[2]
     members = [m for m in tree.names(f"{GROUPS}/{number}/devices") if not _stays(tree, m)]
     if not number.isdecimal() or address not in members:
@@ -186,7 +186,7 @@ def _require_unused(tree: Tree, members: Sequence[str], own_pid: Optional[int]) 
     """Raises NotCleanError when a process has a function open, or could have it where this one may not look."""
     processes = look(tree)
     for member in members:
-        others = [one for one in processes.holders.get(member, ()) if one.pid != own_pid]
+        others = [holder for holder in processes.holders.get(member, ()) if holder.pid != own_pid]
         if others:
             raise NotCleanError(ScrubOutcome.BUSY, f"{member} is in use by {others[0]}")
     unseen = sorted(pid for pid in processes.unseen if pid != own_pid)
@@ -234,18 +234,18 @@ def _probe(function: OpenFunction, evidence: List[str]) -> None:
     (Linux, drivers/vfio/pci/vfio_pci_config.c: vendor and device are virtual), so a dead device still has them."""
     function.answer_to_memory()
     words = {number: function.read_bar(number, WORDS) for number in function.memory_bars()}
-    alive = [number for number, found in words.items() if any(word != NOTHING for word in found)]
+    alive = [number for number, values in words.items() if any(word != NOTHING for word in values)]
     if words and not alive:
         raise NotCleanError(ScrubOutcome.FAILED, f"{function.address}: its memory regions read 0xff after its reset")
-    shown = ", ".join(f"BAR {number} {found[0]:08x}" for number, found in words.items())
+    shown = ", ".join(f"BAR {number} {values[0]:08x}" for number, values in words.items())
     evidence.append(f"{function.address}: {shown or 'no memory regions'}")
 
 
-def _require_link(tree: Tree, address: str, wanted: int, evidence: List[str]) -> None:
+def _require_link(tree: Tree, address: str, expected: int, evidence: List[str]) -> None:
     """Raises NotCleanError when a link has come back with fewer lanes."""
     width = _width(tree, address)
-    if width < wanted:
-        reason = f"{address}: its link has come back with {width} lanes of {wanted}"
+    if width < expected:
+        reason = f"{address}: its link has come back with {width} lanes of {expected}"
         raise NotCleanError(ScrubOutcome.FAILED, reason)
     speed = tree.read(f"{DEVICES}/{address}/current_link_speed") or ""
     if width:
@@ -269,6 +269,6 @@ def _require_answer(tree: Tree, address: str, ids: str, when: str) -> None:
         raise NotCleanError(ScrubOutcome.FAILED, f"{address} is not on the PCI bus any more, {when}")
     if tree.link(f"{DEVICES}/{address}/physfn") is not None:
         return  # of a virtual function the bus itself tells no ids
-    found = config_space.of(tree, address)(0)
-    if found is not None and f"{found & 0xFFFF:04x}:{found >> 16:04x}" != ids:
+    register = config_space.of(tree, address)(0)
+    if register is not None and f"{register & 0xFFFF:04x}:{register >> 16:04x}" != ids:
         raise NotCleanError(ScrubOutcome.FAILED, f"{address} does not answer as {ids} any more, {when}")

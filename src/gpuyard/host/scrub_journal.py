@@ -27,8 +27,8 @@ class ScrubJournal:
     """Lanes of the links of what is being scrubbed, from before: after a crash they may be fewer."""
 
     def begin(self, order: ScrubOrder, widths: Mapping[str, int]) -> ScrubJournal:
-        kept = {address: max(width, self.widths.get(address, 0)) for address, width in widths.items()}
-        return replace(self, begun=(*self.begun, order), widths={**self.widths, **kept})
+        widest = {address: max(width, self.widths.get(address, 0)) for address, width in widths.items()}
+        return replace(self, begun=(*self.begun, order), widths={**self.widths, **widest})
 
     def end(self, result: ScrubResult, widths: Mapping[str, int]) -> ScrubJournal:
         """`widths`: those that it began with, which are of use no more."""

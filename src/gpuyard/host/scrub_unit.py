@@ -131,10 +131,10 @@ class ScrubUnit:
     def step(self) -> bool:
         """Say what came of the last order, and carry the next one out; whether there was one. Raises as `work`."""
         journal = scrub_journal.load(self._host)
-        said = journal.results
-        answer = self._portal.post(self._path, {"results": [one.as_dict() for one in said]})
-        if said:
-            journal = self._save(journal.taken(said))
+        results = journal.results
+        answer = self._portal.post(self._path, {"results": [result.as_dict() for result in results]})
+        if results:
+            journal = self._save(journal.taken(results))
         orders = _orders(answer)
         for order in orders[:1]:  # the portal tells of the next one when this one is done
             self._carry_out(journal, order)
@@ -159,15 +159,15 @@ def _orders(answer: Mapping[str, Any]) -> Tuple[ScrubOrder, ...]:
     rows = answer.get("orders")
     if not isinstance(rows, list) or len(rows) > MOST_ORDERS:
         raise PortalAwayError("the portal answers with something that is no list of orders")
-    found = []
+    orders = []
     for row in rows:
         id, address = (row.get("id"), row.get("address")) if isinstance(row, dict) else (None, None)
         if not (isinstance(id, str) and ORDER_ID.fullmatch(id)):
             raise PortalAwayError("the portal answers with an order that cannot be read")
         if not (isinstance(address, str) and ADDRESS.fullmatch(address)):
             raise PortalAwayError("the portal answers with an order that cannot be read")
-        found.append(ScrubOrder(id, address))
-    return tuple(found)
+        orders.append(ScrubOrder(id, address))
+    return tuple(orders)
 
 
 def by_order(host: HostAccess) -> Scrub:
@@ -226,12 +226,12 @@ def _child(reader: int, writer: int, work: Callable[[], ScrubResult]) -> None:
 
 def _all_of(descriptor: int, deadline: float) -> Optional[bytes]:
     """What comes out of a pipe until it is closed; None when it is not closed in time."""
-    found = b""
+    data = b""
     while True:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             return None
         part = os.read(descriptor, 65536)
         if not part:
-            return found
-        found += part
+            return data
+        data += part

@@ -120,8 +120,8 @@ def _hint_of_dnf(program: str) -> RebootHint:
         package = PLUGIN_PACKAGES[missing.group(1)]
         return _unknown_hint(f"dnf has no needs-restarting; type 'dnf install {package}' there")
     lines = (errors.strip() or output.strip()).splitlines()
-    said = lines[-1][:200] if lines else f"ended with {done.returncode}"
-    return _unknown_hint(f"{program} needs-restarting -r: {said}; mend that")
+    reason = lines[-1][:200] if lines else f"ended with {done.returncode}"
+    return _unknown_hint(f"{program} needs-restarting -r: {reason}; mend that")
 
 
 def _unknown_hint(reason: str) -> RebootHint:
@@ -130,13 +130,13 @@ def _unknown_hint(reason: str) -> RebootHint:
 
 def look_at_engines(programs: Sequence[str] = ENGINES) -> Engine:
     """All container engines of this machine as one: Kolla's containers may be in any, whatever else is installed."""
-    found = [engine for engine in map(_engine, programs) if engine is not None]
+    engines = [engine for engine in map(_engine, programs) if engine is not None]
     return Engine(
-        found[0].name if found else "",
-        tuple(sorted({name for engine in found for name in engine.containers})),
-        "; ".join(engine.problem for engine in found if engine.problem),
-        tuple(sorted({release for engine in found for release in engine.releases})),
-        tuple(sorted({name for engine in found for name in engine.stopped})),
+        engines[0].name if engines else "",
+        tuple(sorted({name for engine in engines for name in engine.containers})),
+        "; ".join(engine.problem for engine in engines if engine.problem),
+        tuple(sorted({release for engine in engines for release in engine.releases})),
+        tuple(sorted({name for engine in engines for name in engine.stopped})),
     )
 
 
@@ -206,8 +206,8 @@ def _hypervisor_process(tree: Tree, pid: str) -> str:
     program = (tree.link(f"proc/{pid}/exe") or "").rpartition("/")[2]
     if program.endswith(REPLACED):
         program = program[: -len(REPLACED)]
-    known = (name for name in (program, comm) if GUEST.fullmatch(name) or NOVA_COMPUTE.fullmatch(name))
-    return next(known, "") or (program or comm or "a program" if _has_guest(tree, pid) else "")
+    matches = (name for name in (program, comm) if GUEST.fullmatch(name) or NOVA_COMPUTE.fullmatch(name))
+    return next(matches, "") or (program or comm or "a program" if _has_guest(tree, pid) else "")
 
 
 def _has_guest(tree: Tree, pid: str) -> bool:
@@ -221,11 +221,11 @@ def refuse_reboot(tree: Tree) -> None:
             "the processes of this machine cannot be seen, so servers may run on it: run this outside of containers, "
             "with /proc mounted"
         )
-    found = hypervisor_processes(tree)
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    processes = hypervisor_processes(tree)
+    if processes:
+        more = f" and {len(processes) - 3} more" if len(processes) > 3 else ""
         raise BlockedError(
-            f"servers would go down: {', '.join(found[:3])}{more}; empty this machine, and reboot it yourself"
+            f"servers would go down: {', '.join(processes[:3])}{more}; empty this machine, and reboot it yourself"
         )
 
 

@@ -60,10 +60,10 @@ class FileTree:
             if part == "..":
                 place = place if place == self.root else os.path.dirname(place)
             elif part not in ("", "."):
-                here = f"{place}/{part}"
-                target = _target_of(here)
+                entry = f"{place}/{part}"
+                target = _target_of(entry)
                 if target is None:
-                    place = here
+                    place = entry
                     continue
                 links += 1
                 if links > MAX_LINKS:
@@ -233,10 +233,10 @@ class RecordedTree:
         return node
 
     def resolve(self, path: str) -> str:
-        known = self._resolved.get(path)
-        if known is None:
-            known = self._resolved[path] = self._follow(path)
-        return known
+        resolved = self._resolved.get(path)
+        if resolved is None:
+            resolved = self._resolved[path] = self._follow(path)
+        return resolved
 
     def _follow(self, path: str) -> str:
         if "//" in path or "/." in path:

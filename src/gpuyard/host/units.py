@@ -118,8 +118,8 @@ def scrub_unit(url: str, host: str, ca_file: str) -> str:
     return SCRUB.format(zipapp=ZIPAPP, token=SCRUB_TOKEN, words=words)
 
 
-def _words(said: Mapping[str, str]) -> str:
-    for option, value in said.items():
+def _words(options: Mapping[str, str]) -> str:
+    for option, value in options.items():
         if not PLAIN.fullmatch(value):
             raise UsageError(f"{option} {value}: a unit cannot have that in its command line")
-    return " ".join(f"{option} {value}" for option, value in said.items() if value)
+    return " ".join(f"{option} {value}" for option, value in options.items() if value)

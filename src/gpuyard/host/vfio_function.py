@@ -68,10 +68,10 @@ class VfioFunction:
         except OSError:  # ENODEV: neither its slot nor its bus can be reset
             return []
         count = HOT_RESET_HEAD.unpack_from(answer)[2]
-        found = DEPENDENT.iter_unpack(bytes(answer[HOT_RESET_HEAD.size :][: count * DEPENDENT.size]))
+        dependents = DEPENDENT.iter_unpack(bytes(answer[HOT_RESET_HEAD.size :][: count * DEPENDENT.size]))
         return [
             Neighbour(group, f"{segment:04x}:{bus:02x}:{place >> 3:02x}.{place & 7}")
-            for group, segment, bus, place in found
+            for group, segment, bus, place in dependents
         ]
 
     def reset_bus(self, group: int) -> None:
@@ -88,15 +88,15 @@ class VfioFunction:
 
     def memory_bars(self) -> List[int]:
         """Numbers of its memory regions. It must have its memory switched on, or it shows none."""
-        found, number = [], 0
+        bars, number = [], 0
         while number < BARS:
             (low,) = WORD.unpack(self.config(BAR_REGISTERS + 4 * number, 4))
             with asking(f"{self.address}: its BAR {number}"):
                 size = region_of(self._descriptor, number)[0]
             if size and not low & IO_SPACE:
-                found.append(number)
+                bars.append(number)
             number += 2 if size and low & WIDE and not low & IO_SPACE else 1
-        return found
+        return bars
 
     def answer_to_memory(self) -> None:
         """Have it answer when its regions are read; a function that was reset does not."""

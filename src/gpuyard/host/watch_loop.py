@@ -59,8 +59,8 @@ class WatchOptions:
 
 def seconds(text: str) -> float:
     """``10s``, ``2 min`` or a number. Raises UsageError."""
-    found = PERIOD.fullmatch(text.strip())
-    value = float(found[1]) * (60 if found[2] == "min" else 1) if found else 0.0
+    match = PERIOD.fullmatch(text.strip())
+    value = float(match[1]) * (60 if match[2] == "min" else 1) if match else 0.0
     if not SHORTEST <= value <= LONGEST:
         raise UsageError(f"--every {text}: write a time from {SHORTEST:g} s to {LONGEST:g} s, as in 10s")
     return value
@@ -78,12 +78,12 @@ class Watcher:
         """`number` must rise from call to call. Lines of the kernel's log come again until `arrived` was called."""
         names = watch.names(self._tree, watch.watched(self._tree, self._before))
         self._waiting = (*self._waiting, *self._log.lines(names))[-MOST_LINES:]
-        found = watch.look(
+        report = watch.look(
             self._tree, self._before,
             number=number, time=time, host=self._host, qemu=self._qemu(), log=self._waiting,
         )  # fmt: skip
-        self._before = replace(found, log=())
-        return found
+        self._before = replace(report, log=())
+        return report
 
     def arrived(self) -> None:
         """The last look was taken."""
@@ -103,9 +103,9 @@ def run(options: WatchOptions) -> int:
         raise UsageError(f"there is no PCI bus below {options.root}: {DEVICES} is empty")
     if options.json and not options.once:
         raise UsageError("--json prints one look: say --once too")
-    here = options.root == "/"
-    log = open_log() if here else KernelLog(lambda: None)
-    watcher = Watcher(tree, log, Qemu(tree, ask=here).version, options.host)
+    is_local = options.root == "/"
+    log = open_log() if is_local else KernelLog(lambda: None)
+    watcher = Watcher(tree, log, Qemu(tree, ask=is_local).version, options.host)
     if options.json:
         document = {"event": "result", "verb": "watch", "exit": 0, "look": watcher.look(_number(), _now()).as_dict()}
         print(json.dumps(document), flush=True)
@@ -129,30 +129,30 @@ def keep_watching(
 ) -> None:
     """Send until somebody ends it, however often it fails: the waits grow, and differ from host to host, so that not
     all come back to a portal at once."""
-    failures, told = 0, ""
+    failures, last_error = 0, ""
     while True:
         began = clock()
         try:
             send()
         except GpuyardError as error:
             failures += 1
-            if str(error) != told:
-                told = str(error)
-                print(f"gpuyard-host: {told}", file=sys.stderr, flush=True)
-            asked = error.wait if isinstance(error, PortalAwayError) else 0.0
+            if str(error) != last_error:
+                last_error = str(error)
+                print(f"gpuyard-host: {last_error}", file=sys.stderr, flush=True)
+            retry_after = error.wait if isinstance(error, PortalAwayError) else 0.0
             steep = 4 if isinstance(error, PortalRefusedError) else 2
             wait = backoff(every, failures + 1, LONGEST_WAIT, steep) * (0.5 + chance() / 2)
-            sleep(max(wait, asked, every / 2))
+            sleep(max(wait, retry_after, every / 2))
             continue
-        if told:
+        if last_error:
             print("gpuyard-host: the portal takes it again", file=sys.stderr, flush=True)
-        failures, told = 0, ""
+        failures, last_error = 0, ""
         sleep(max(every - (clock() - began), SHORTEST / 2))
 
 
 def _send(door: PortalReportClient, watcher: Watcher) -> None:
-    found = watcher.look(_number(), _now())
-    door.post(f"/v1/hosts/{quote(found.host, safe='')}/looks", found.as_dict())
+    report = watcher.look(_number(), _now())
+    door.post(f"/v1/hosts/{quote(report.host, safe='')}/looks", report.as_dict())
     watcher.arrived()
 
 
@@ -168,8 +168,8 @@ class Qemu:
     def version(self) -> str:
         if self._clock() >= self._until:
             self._until = self._clock() + SOFTWARE_EVERY
-            found = qemu_version(self._tree)
-            self._known = text_of(found) if found else self._asked()
+            version = qemu_version(self._tree)
+            self._known = text_of(version) if version else self._asked()
         return self._known
 
     def _asked(self) -> str:
@@ -184,8 +184,8 @@ def _version_of(program: str) -> str:
         done = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return ""
-    found = VERSION.search(done.stdout[:1000].decode("utf-8", "replace"))
-    return found[1] if found else ""
+    match = VERSION.search(done.stdout[:1000].decode("utf-8", "replace"))
+    return match[1] if match else ""
 
 
 def _number() -> int:

@@ -32,17 +32,17 @@ def driver_findings(stored: StoredImage, today: date) -> list[Finding]:
     if not stored.driver:
         return []
     branch = end_of(stored.driver)
-    said = f"NVIDIA's driver branch {stored.driver}"
+    subject = f"NVIDIA's driver branch {stored.driver}"
     if not branch.known:
-        reason = f"{said} is newer than gpuyard's list of branches, so it is not known when it ends"
+        reason = f"{subject} is newer than gpuyard's list of branches, so it is not known when it ends"
         return [Finding("image-driver-end", Severity.UNKNOWN, stored.build, reason, "upgrade gpuyard")]
     if branch.over(today):
         ended = f"ended before {branch.day:%Y-%m-%d}" if branch.day else "has ended"
-        reason = f"{said} {ended}: NVIDIA mends nothing in it any more"
+        reason = f"{subject} {ended}: NVIDIA mends nothing in it any more"
         remedy = f"name a newer branch in the site file, if one drives its GPUs, and {BUILD_ANEW}"
         return [Finding("image-driver-end", Severity.WARNING, stored.build, reason, remedy)]
     if branch.day is not None and branch.day - today <= SOON:
-        reason = f"{said} ends before {branch.day:%Y-%m-%d}"
+        reason = f"{subject} ends before {branch.day:%Y-%m-%d}"
         return [Finding("image-driver-end", Severity.NOTE, stored.build, reason, "name a newer branch soon")]
     return []
 
@@ -65,19 +65,19 @@ def hole_findings(build: str, installed: Mapping[str, str], mended: Mapping[str,
 
 def mended_versions(indexes: Iterable[str]) -> dict[str, str]:
     """Return package -> its newest version in an archive, from its ``Packages`` files."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for index in indexes:
         for paragraph in index.split("\n\n"):
             fields = dict(fields_of(paragraph))
             name, version = fields.get("Package"), fields.get("Version")
-            if name and version and (name not in found or newer(version, found[name])):
-                found[name] = version
-    return found
+            if name and version and (name not in versions or newer(version, versions[name])):
+                versions[name] = version
+    return versions
 
 
-def newer(one: str, other: str) -> bool:
+def newer(version: str, other: str) -> bool:
     """Return whether a version of dpkg's is above another, as Debian's policy has it (section 5.6.12)."""
-    return _key(one) > _key(other)
+    return _key(version) > _key(other)
 
 
 def _key(version: str) -> tuple[int, Parts, Parts]:

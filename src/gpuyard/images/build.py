@@ -120,9 +120,9 @@ def fetch_runner(plan: BuildPlan, archive: Path, beside: Path) -> None:
             shutil.copyfile(beside / where, archive)
         except OSError as error:
             raise UsageError(f"{what}: {beside / where}: {error.strerror}") from None
-    if (found := digest_of(archive)) != runner.sha256:
+    if (digest := digest_of(archive)) != runner.sha256:
         archive.unlink()
-        raise BlockedError(f"{what} from {where} has the SHA-256 {found}, and the site file says {runner.sha256}")
+        raise BlockedError(f"{what} from {where} has the SHA-256 {digest}, and the site file says {runner.sha256}")
 
 
 def _no_mounts(folder: Path) -> None:

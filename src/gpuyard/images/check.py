@@ -51,11 +51,11 @@ def check_image(
     need_programs({EMULATORS[architecture]: PACKAGES[architecture], "qemu-img": "qemu-utils", **DRIVE_PROGRAMS})
     with TemporaryDirectory(prefix="gpuyard-image-") as name:
         folder = Path(name)
-        drive, disk, said = folder / "drive.iso", folder / "disk", console or folder / "console"
+        drive, disk, console_file = folder / "drive.iso", folder / "disk", console or folder / "console"
         make_drive(user_data(nonce), uuid, drive)
         disk_above(image, disk, (virtual_bytes >> 20) * GROWN)
-        said.unlink(missing_ok=True)
-        text, switched_off = boot(VirtualMachine(architecture, uefi, disk, drive, said, kvm), within)
+        console_file.unlink(missing_ok=True)
+        text, switched_off = boot(VirtualMachine(architecture, uefi, disk, drive, console_file, kvm), within)
     return judge(read_console(text, nonce), build, DEVICE, switched_off, module)
 
 

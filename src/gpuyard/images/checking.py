@@ -87,50 +87,56 @@ def read_console(text: str, nonce: str) -> ImageCheckOutput:
 
 
 def judge(
-    seen: ImageCheckOutput, build: ImageBuild | None, device: str, switched_off: bool, module: str = ""
+    output: ImageCheckOutput, build: ImageBuild | None, device: str, switched_off: bool, module: str = ""
 ) -> list[Finding]:
     """Return one finding for each thing that an image must do. `build`: its definition; None when it is unknown.
 
     `device`: the PCI id of one that the server was given. `module`: the kernel module of NVIDIA's driver that the
     image was built with, open or proprietary.
     """
-    if not seen.complete:
-        return [_not_booted(seen)]
-    found = [_boots(seen, switched_off), _cloud_init(seen), _root(seen), _bus(seen, device), _failed_units(seen, build)]
+    if not output.complete:
+        return [_not_booted(output)]
+    findings = [
+        _boots(output, switched_off),
+        _cloud_init(output),
+        _root(output),
+        _bus(output, device),
+        _failed_units(output, build),
+    ]
     if build is not None and build.driver is not None:
-        found.append(_driver(seen, build.driver.branch, module))
+        findings.append(_driver(output, build.driver.branch, module))
     if build is not None and build.runner is not None:
-        found.append(_runner(seen))
+        findings.append(_runner(output))
     if build is not None and build.agent:
-        found.append(_agent(seen))
-    return found
+        findings.append(_agent(output))
+    return findings
 
 
-def _not_booted(seen: ImageCheckOutput) -> Finding:
-    if "begun" in seen.words:
+def _not_booted(output: ImageCheckOutput) -> Finding:
+    if "begun" in output.words:
         reason = "the server began to look at itself and never came to an end"
-    elif seen.tail:
+    elif output.tail:
         reason = "the server came up, and its cloud-init did not start what the config drive told it to"
     else:
         reason = "the serial console of the server says nothing"
     remedy = (
-        "look at the console; its last lines: " + " | ".join(seen.tail[-3:])
-        if seen.tail
+        "look at the console; its last lines: " + " | ".join(output.tail[-3:])
+        if output.tail
         else ("is the image for this architecture and firmware, and is its console on ttyS0?")
     )
-    return Finding("image-boots", Severity.ERROR, "", reason, remedy, {"console": list(seen.tail)})
+    return Finding("image-boots", Severity.ERROR, "", reason, remedy, {"console": list(output.tail)})
 
 
-def _boots(seen: ImageCheckOutput, switched_off: bool) -> Finding:
-    words = seen.words
-    said = f"kernel {words.get('kernel', '?')}, all done {words.get('seconds', '?')} s after its start"
+def _boots(output: ImageCheckOutput, switched_off: bool) -> Finding:
+    words = output.words
+    summary = f"kernel {words.get('kernel', '?')}, all done {words.get('seconds', '?')} s after its start"
     if not switched_off:
-        return Finding("image-boots", Severity.WARNING, "", f"{said}; it did not switch itself off when told to")
-    return Finding("image-boots", Severity.OK, "", said, payload={"seconds": words.get("seconds", "")})
+        return Finding("image-boots", Severity.WARNING, "", f"{summary}; it did not switch itself off when told to")
+    return Finding("image-boots", Severity.OK, "", summary, payload={"seconds": words.get("seconds", "")})
 
 
-def _cloud_init(seen: ImageCheckOutput) -> Finding:
-    words = seen.words
+def _cloud_init(output: ImageCheckOutput) -> Finding:
+    words = output.words
     source, errors = words.get("datasource", ""), words.get("cloud-init-errors", "")
     remedy = "log in to a server of the image, and see 'cloud-init status --long' and /var/log/cloud-init.log"
     if "ConfigDrive" not in source:
@@ -139,82 +145,82 @@ def _cloud_init(seen: ImageCheckOutput) -> Finding:
     if errors.strip():
         return Finding("cloud-init", Severity.ERROR, "", f"cloud-init has failed in parts: {errors}", remedy)
     wrong = [
-        f"{what} is {words.get(word, '')!r} instead of {wanted!r}"
-        for what, word, wanted in (
+        f"{what} is {words.get(word, '')!r} instead of {expected!r}"
+        for what, word, expected in (
             ("the host name", "host-name", HOST_NAME),
             ("the file that it was to write", "written", WRITTEN),
         )
-        if words.get(word) != wanted
+        if words.get(word) != expected
     ]
     if wrong:
         return Finding("cloud-init", Severity.ERROR, "", f"cloud-init ended, and {' and '.join(wrong)}", remedy)
     return Finding("cloud-init", Severity.OK, "", f"has done all that the config drive asks for ({source})")
 
 
-def _root(seen: ImageCheckOutput) -> Finding:
-    size, sectors, *_ = [*seen.words.get("root", "").split(), "", ""]
+def _root(output: ImageCheckOutput) -> Finding:
+    size, sectors, *_ = [*output.words.get("root", "").split(), "", ""]
     if not (size.isdigit() and sectors.isdigit() and len(size) < 20 and len(sectors) < 20 and int(sectors)):
-        reason = f"how large the root file system is cannot be read: {seen.words.get('root', '')!r}"
+        reason = f"how large the root file system is cannot be read: {output.words.get('root', '')!r}"
         return Finding("root-grows", Severity.ERROR, "", reason, "is / on a partition of a disk?")
     root, disk = int(size), int(sectors) * SECTOR
-    said = f"the root file system has {root / 2**30:.1f} GiB of the disk's {disk / 2**30:.1f} GiB"
+    summary = f"the root file system has {root / 2**30:.1f} GiB of the disk's {disk / 2**30:.1f} GiB"
     if root < disk * (1 - SLACK):
         remedy = "is growpart in the image, is the root partition the last one, and is cloud-init's growpart on?"
-        return Finding("root-grows", Severity.ERROR, "", f"{said}: it has not grown with its disk", remedy)
-    return Finding("root-grows", Severity.OK, "", said)
+        return Finding("root-grows", Severity.ERROR, "", f"{summary}: it has not grown with its disk", remedy)
+    return Finding("root-grows", Severity.OK, "", summary)
 
 
-def _bus(seen: ImageCheckOutput, device: str) -> Finding:
-    if "no-lspci" in seen.words:
+def _bus(output: ImageCheckOutput, device: str) -> Finding:
+    if "no-lspci" in output.words:
         return Finding("pci-device", Severity.WARNING, "", "there is no lspci in the image", "add the package pciutils")
-    if device not in seen.pci:
+    if device not in output.pci:
         reason = f"lspci does not show the device {device} that the server was given"
         return Finding("pci-device", Severity.ERROR, "", reason, "see the kernel's log of a server of the image")
     return Finding("pci-device", Severity.OK, "", f"lspci shows the device {device} that the server was given")
 
 
-def _failed_units(seen: ImageCheckOutput, build: ImageBuild | None) -> Finding:
+def _failed_units(output: ImageCheckOutput, build: ImageBuild | None) -> Finding:
     expected = NEED_GPU if build is not None and build.driver is not None else set()
-    failed = [unit for unit in seen.words.get("failed-units", "").split() if unit not in expected]
+    failed = [unit for unit in output.words.get("failed-units", "").split() if unit not in expected]
     if failed:
         remedy = "log in to a server of the image, and see 'systemctl status' of them"
         return Finding("units", Severity.WARNING, "", f"units of systemd have failed: {', '.join(failed)}", remedy)
     return Finding("units", Severity.OK, "", "no unit of systemd has failed")
 
 
-def _driver(seen: ImageCheckOutput, branch: str, module: str) -> Finding:
-    version, _, license = seen.words.get("driver-module", "").partition(" ")
+def _driver(output: ImageCheckOutput, branch: str, module: str) -> Finding:
+    version, _, license = output.words.get("driver-module", "").partition(" ")
     if not version:
         reason = "there is no NVIDIA module for the kernel that the image boots"
         return Finding("driver", Severity.ERROR, "", reason, "look for dkms in the log of the build")
     kind = "proprietary" if license.strip() == "NVIDIA" else "open"
-    said = f"NVIDIA's {kind} kernel module {version}"
+    summary = f"NVIDIA's {kind} kernel module {version}"
     wrong = [] if version.split(".")[0] == branch else [f"the image was built with branch {branch}"]
     wrong += [] if module in ("", kind) else [f"the image was built with the {module} one"]
-    wrong += [] if seen.words.get("driver-smi") else ["there is no nvidia-smi"]
-    wrong += [] if seen.words.get("driver-held", "0") != "0" else ["an upgrade would change it: it is not held"]
+    wrong += [] if output.words.get("driver-smi") else ["there is no nvidia-smi"]
+    wrong += [] if output.words.get("driver-held", "0") != "0" else ["an upgrade would change it: it is not held"]
     if wrong:
-        return Finding("driver", Severity.ERROR, "", f"{said}: {', '.join(wrong)}", "build the image anew")
-    if seen.words.get("driver-loaded", "0") != "0":
-        return Finding("driver", Severity.OK, "", f"{said} is loaded")
-    why = seen.words.get("driver-load", "")
+        return Finding("driver", Severity.ERROR, "", f"{summary}: {', '.join(wrong)}", "build the image anew")
+    if output.words.get("driver-loaded", "0") != "0":
+        return Finding("driver", Severity.OK, "", f"{summary} is loaded")
+    why = output.words.get("driver-load", "")
     if any(words in why for words in NO_GPU):
-        return Finding("driver", Severity.OK, "", f"{said} loads and finds no GPU, as there is none here")
-    return Finding("driver", Severity.ERROR, "", f"{said} cannot be loaded: {why}", "is it built for this kernel?")
+        return Finding("driver", Severity.OK, "", f"{summary} loads and finds no GPU, as there is none here")
+    return Finding("driver", Severity.ERROR, "", f"{summary} cannot be loaded: {why}", "is it built for this kernel?")
 
 
-def _runner(seen: ImageCheckOutput) -> Finding:
-    owner, _, script = seen.words.get("runner", "").partition(" ")
+def _runner(output: ImageCheckOutput) -> Finding:
+    owner, _, script = output.words.get("runner", "").partition(" ")
     wrong = [] if owner == "runner" else [f"/opt/actions-runner is {owner or 'not there'}, not of the user runner"]
     wrong += [] if script.strip() == "run.sh" else ["it has no run.sh"]
-    wrong += [] if seen.words.get("updates") == "masked" else ["apt upgrades the server while its job runs"]
+    wrong += [] if output.words.get("updates") == "masked" else ["apt upgrades the server while its job runs"]
     if wrong:
         return Finding("runner", Severity.ERROR, "", "; ".join(wrong), "build the image anew")
     return Finding("runner", Severity.OK, "", "actions/runner is there, its user's, and nothing upgrades the server")
 
 
-def _agent(seen: ImageCheckOutput) -> Finding:
-    enabled, active, restarts, *_ = [*seen.units.get("gpuyard-agent.service", ()), "", "", ""]
+def _agent(output: ImageCheckOutput) -> Finding:
+    enabled, active, restarts, *_ = [*output.units.get("gpuyard-agent.service", ()), "", "", ""]
     if enabled != "enabled" or active != "active" or restarts != "0":
         state = f"{enabled or 'not there'}, {active or 'unknown'}, started again {restarts or '?'} times"
         remedy = "log in to a server of the image, and see 'journalctl -u gpuyard-agent'"
@@ -224,4 +230,4 @@ def _agent(seen: ImageCheckOutput) -> Finding:
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
     """Sort the worst first; findings of one severity keep their order."""
-    return sorted(findings, key=lambda one: one.severity.rank)
+    return sorted(findings, key=lambda finding: finding.severity.rank)

@@ -36,16 +36,16 @@ def drive_files(name: str, uuid: str, user_data: str) -> dict[str, bytes]:
         "networks": [{"id": "network0", "link": "tap0", "network_id": "network", "type": "ipv4_dhcp"}],
         "services": [],
     }
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for version in ("2018-08-27", "latest"):
-        found |= {
+        files |= {
             f"openstack/{version}/meta_data.json": json.dumps(meta).encode(),
             f"openstack/{version}/network_data.json": json.dumps(network).encode(),
             f"openstack/{version}/vendor_data.json": b"{}",
             f"openstack/{version}/vendor_data2.json": b"{}",
             f"openstack/{version}/user_data": user_data.encode(),
         }
-    return found
+    return files
 
 
 def make_drive(files: dict[str, bytes], drive: Path) -> None:

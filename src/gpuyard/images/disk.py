@@ -62,9 +62,9 @@ def _write_bios(tree: Path, disk: Path, layout: Layout) -> None:
     assert layout.bios is not None
     boot, core = file_in(tree, f"{BOOT}/boot.img"), file_in(tree, f"{BOOT}/core.img")
     with disk.open("r+b") as file:
-        there = file.read(SECTOR)
+        sector = file.read(SECTOR)
         try:
-            first = first_sector(there, boot, layout.bios.start)
+            first = first_sector(sector, boot, layout.bios.start)
             rest = core_image(core, layout.bios.start, layout.bios.count)
         except ValueError as error:
             raise GpuyardError(f"{tree.name}: {error}; is its element gpuyard-base as gpuyard has it?") from None

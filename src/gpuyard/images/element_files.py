@@ -26,12 +26,12 @@ AGENT_UNIT = "gpuyard-agent/static/etc/systemd/system/gpuyard-agent.service"
 
 def own_elements() -> dict[str, tuple[int, bytes]]:
     """Return the elements that come with gpuyard."""
-    found = _files(files("gpuyard.images") / "elements", "")
+    elements = _files(files("gpuyard.images") / "elements", "")
     agent = files("gpuyard.guest.agent")
-    found[AGENT] = (0o644, (agent / "gpuyard_agent.py").read_bytes())
-    found[AGENT_UNIT] = (0o644, (agent / "gpuyard-agent.service").read_bytes())
-    found[DOCKER_MTU] = (0o644, (files("gpuyard.images") / "guest/docker_mtu.py").read_bytes())
-    return found
+    elements[AGENT] = (0o644, (agent / "gpuyard_agent.py").read_bytes())
+    elements[AGENT_UNIT] = (0o644, (agent / "gpuyard-agent.service").read_bytes())
+    elements[DOCKER_MTU] = (0o644, (files("gpuyard.images") / "guest/docker_mtu.py").read_bytes())
+    return elements
 
 
 def elements_beside(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -39,33 +39,33 @@ def elements_beside(folder: Path) -> dict[str, tuple[int, bytes]]:
     if not folder.is_dir():
         return {}
     try:
-        found = _files(folder, "")
+        elements = _files(folder, "")
     except OSError as error:
         raise UsageError(f"{folder}: cannot be read: {error.strerror}") from None
-    size = sum(len(content) for _, content in found.values())
+    size = sum(len(content) for _, content in elements.values())
     if size > MOST_BYTES:
         raise UsageError(
             f"{folder}: {size >> 20} MiB of elements, and {MOST_BYTES >> 20} MiB are read; let one fetch what is large"
         )
-    return found
+    return elements
 
 
-def of_elements(found: ElementFiles, names: Iterable[str]) -> ElementFiles:
-    """Return the files of these elements, and of those that they need and that are among `found`."""
-    wanted: set[str] = set()
+def of_elements(elements: ElementFiles, names: Iterable[str]) -> ElementFiles:
+    """Return the files of these elements, and of those that they need and that are among `elements`."""
+    selected: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name not in wanted:
-            wanted.add(name)
-            _, needs = found.get(f"{name}/element-deps", (0, b""))
+        if name not in selected:
+            selected.add(name)
+            _, needs = elements.get(f"{name}/element-deps", (0, b""))
             waiting += needs.decode(errors="replace").split()
-    return {path: file for path, file in found.items() if path.partition("/")[0] in wanted}
+    return {path: file for path, file in elements.items() if path.partition("/")[0] in selected}
 
 
-def write_elements(found: ElementFiles, folder: Path) -> None:
+def write_elements(elements: ElementFiles, folder: Path) -> None:
     """Write the elements below a folder, which is made."""
-    for path, (mode, content) in found.items():
+    for path, (mode, content) in elements.items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
@@ -73,16 +73,16 @@ def write_elements(found: ElementFiles, folder: Path) -> None:
 
 
 def _files(folder: Traversable, below: str) -> dict[str, tuple[int, bytes]]:
-    found: dict[str, tuple[int, bytes]] = {}
+    elements: dict[str, tuple[int, bytes]] = {}
     for entry in folder.iterdir():
         path = f"{below}{entry.name}"
         if entry.name == "__pycache__":
             continue
         if entry.is_dir():
-            found |= _files(entry, f"{path}/")
+            elements |= _files(entry, f"{path}/")
         elif entry.is_file():
-            found[path] = (_mode(path), entry.read_bytes())
-    return found
+            elements[path] = (_mode(path), entry.read_bytes())
+    return elements
 
 
 def _mode(path: str) -> int:

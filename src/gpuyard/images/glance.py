@@ -33,8 +33,8 @@ class GlanceShelf:
         """Return the builds of all images, or of one, in the project of the credentials: others' images are no builds,
         whatever their properties say. Raises CloudError."""
         only = {} if image is None else {IMAGE: image}
-        found = (stored_image(row) for row in self._pages(**only) if self._own(row))
-        return [one for one in found if one is not None]
+        candidates = (stored_image(row) for row in self._pages(**only) if self._own(row))
+        return [stored for stored in candidates if stored is not None]
 
     def others_named(self, name: str) -> set[str]:
         """Return the ids of images that have this name and are no builds of it, without those that only another project
@@ -135,10 +135,10 @@ def project_id(api: CloudApi, name: str) -> str:
     """Return the id of a project of the default domain, as all that the site file names. Raises UsageError when
     there is none."""
     rows = api.get("identity", "/projects", name=name, domain_id=DOMAIN)["projects"]
-    found = [str(row["id"]) for row in rows if row["name"] == name]
-    if not found:
+    ids = [str(row["id"]) for row in rows if row["name"] == name]
+    if not ids:
         raise UsageError(f"cloud {api.name} has no project {name!r} in its default domain to share an image with")
-    return found[0]
+    return ids[0]
 
 
 class _HashedFile:

@@ -92,8 +92,8 @@ def partition_table(layout: Layout, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def first_sector(there: bytes, boot_image: bytes, core_sector: int) -> bytes:
-    """Return the first sector with boot.img in it. `there`: the sector as the partitioning has left it.
+def first_sector(sector: bytes, boot_image: bytes, core_sector: int) -> bytes:
+    """Return the first sector with boot.img in it. `sector`: the sector as the partitioning has left it.
 
     Raises ValueError when it is no boot.img.
     """
@@ -102,7 +102,7 @@ def first_sector(there: bytes, boot_image: bytes, core_sector: int) -> bytes:
     code = bytearray(boot_image)
     struct.pack_into("<Q", code, KERNEL_SECTOR, core_sector)
     code[DRIVE_CHECK : DRIVE_CHECK + 2] = b"\x90\x90"  # a disk is never a floppy, whatever the BIOS says
-    return bytes(code[:3]) + there[3 : CODE.start] + bytes(code[CODE]) + there[CODE.stop :]
+    return bytes(code[:3]) + sector[3 : CODE.start] + bytes(code[CODE]) + sector[CODE.stop :]
 
 
 def core_image(core: bytes, core_sector: int, most: int) -> bytes:

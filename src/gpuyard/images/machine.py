@@ -79,13 +79,13 @@ def boot(machine: VirtualMachine, within: float) -> tuple[str, bool]:
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as child:
         try:
-            said = child.communicate(timeout=within)[1]
+            stderr = child.communicate(timeout=within)[1]
         except subprocess.TimeoutExpired:
             return _read(machine.console), False
         finally:
             child.kill()
     if child.returncode:
-        reason = said[-4096:].decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
+        reason = stderr[-4096:].decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
         raise GpuyardError(f"{command[0]} failed (exit code {child.returncode}): {printable(reason[0])}")
     return _read(machine.console), True
 
@@ -93,12 +93,12 @@ def boot(machine: VirtualMachine, within: float) -> tuple[str, bool]:
 def _firmware(machine: VirtualMachine) -> Path | None:
     if machine.architecture == "amd64" and not machine.uefi:
         return None
-    wanted = FIRMWARES if machine.architecture == "amd64" else (ARM_FIRMWARE,)
-    found = next((path for path in wanted if path.exists()), None)
-    if found is None:
+    firmwares = FIRMWARES if machine.architecture == "amd64" else (ARM_FIRMWARE,)
+    firmware = next((path for path in firmwares if path.exists()), None)
+    if firmware is None:
         package = "ovmf" if machine.architecture == "amd64" else "qemu-efi-aarch64"
-        raise UsageError(f"the image starts by UEFI, and there is no {wanted[0]}; install {package}")
-    return found
+        raise UsageError(f"the image starts by UEFI, and there is no {firmwares[0]}; install {package}")
+    return firmware
 
 
 def _read(console: Path) -> str:

@@ -60,9 +60,9 @@ class Manifest:
     @property
     def built(self) -> BuiltName:
         """Its name, in parts."""
-        found = parse_built_name(self.name)
-        assert found is not None  # read_manifest refuses another
-        return found
+        built_name = parse_built_name(self.name)
+        assert built_name is not None  # read_manifest refuses another
+        return built_name
 
     @property
     def min_disk_gib(self) -> int:
@@ -90,19 +90,23 @@ def read_manifest(path: Path) -> Manifest:
 def manifest_of(content: bytes, where: str) -> Manifest:
     """Parse a manifest. Raises UsageError when it is none."""
     try:
-        found = TypeAdapter(Manifest).validate_json(content)
+        manifest = TypeAdapter(Manifest).validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise UsageError(f"{where}: not the manifest of an image: {place}: {first['msg']}") from None
-    if found.format != FORMAT:
+    if manifest.format != FORMAT:
         raise UsageError(
-            f"{where}: a manifest of format {found.format}, and this gpuyard reads {FORMAT}; build it anew"
+            f"{where}: a manifest of format {manifest.format}, and this gpuyard reads {FORMAT}; build it anew"
         )
-    bad = [one.file for one in (found.disk, found.bill) if "/" in one.file or one.file in ("", ".", "..")]
-    if bad or parse_built_name(found.name) is None or found.made.tzinfo is None:
+    bad = [
+        artifact.file
+        for artifact in (manifest.disk, manifest.bill)
+        if "/" in artifact.file or artifact.file in ("", ".", "..")
+    ]
+    if bad or parse_built_name(manifest.name) is None or manifest.made.tzinfo is None:
         raise UsageError(f"{where}: not the manifest of an image: its name, time or files cannot be")
-    return found
+    return manifest
 
 
 def manifest_path(folder: Path, name: BuiltName | str) -> Path:

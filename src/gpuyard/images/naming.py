@@ -34,8 +34,8 @@ class BuiltName:
 
 def definition_digest(build: ImageBuild, elements: ElementFiles, module: str = "") -> str:
     """Return the digest of everything that a build is made of, but for the distribution's packages on its day."""
-    said = json.dumps(build.model_dump(mode="json", exclude_defaults=True, exclude=AFTERWARDS), sort_keys=True)
-    whole = hashlib.sha256(f"{said}{module}".encode())
+    definition = json.dumps(build.model_dump(mode="json", exclude_defaults=True, exclude=AFTERWARDS), sort_keys=True)
+    whole = hashlib.sha256(f"{definition}{module}".encode())
     for path, (mode, content) in sorted(elements.items()):
         whole.update(f"\0{path}\0{mode:o}\0{len(content)}\0".encode() + content)
     return whole.hexdigest()[:DIGITS]
@@ -43,11 +43,11 @@ def definition_digest(build: ImageBuild, elements: ElementFiles, module: str = "
 
 def parse_built_name(text: str) -> BuiltName | None:
     """Parse the name of a build; None for any other text."""
-    found = BUILT.fullmatch(text)
-    if found is None:
+    match = BUILT.fullmatch(text)
+    if match is None:
         return None
     try:
-        day = date.fromisoformat(found["day"])
+        day = date.fromisoformat(match["day"])
     except ValueError:
         return None
-    return BuiltName(found["image"], day, found["digest"])
+    return BuiltName(match["image"], day, match["digest"])

@@ -35,15 +35,15 @@ class Package:
 
 def installed_packages(status: str) -> list[Package]:
     """Return the packages in ``/var/lib/dpkg/status``, sorted, without those that are not fully installed."""
-    found = []
+    packages = []
     for paragraph in status.split("\n\n"):
         fields = dict(fields_of(paragraph))
         want, _, state = fields.get("Status", "").partition(" ")
         if "Package" in fields and state.split()[-1:] == [INSTALLED]:
             name, source = fields["Package"], fields.get("Source", "").split(" ")[0]
             version, architecture = fields.get("Version", ""), fields.get("Architecture", "")
-            found.append(Package(name, version, architecture, source or name, held=want == "hold"))
-    return sorted(found)
+            packages.append(Package(name, version, architecture, source or name, held=want == "hold"))
+    return sorted(packages)
 
 
 def fields_of(paragraph: str) -> Iterable[tuple[str, str]]:
@@ -96,6 +96,6 @@ def read_bill(path: Path) -> dict[str, str]:
     try:
         if len(content) > MOST_BYTES:
             raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
-        return {str(one["name"]): str(one["version"]) for one in json.loads(content)["components"]}
+        return {str(component["name"]): str(component["version"]) for component in json.loads(content)["components"]}
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UsageError(f"{path}: not a list of packages as 'gpuyard image build' writes it") from None

@@ -74,8 +74,8 @@ class BuildPlan:
         are taken."""
         mirror, security = self.build.base.mirror, self.build.base.security_mirror or DEBIAN_SECURITY
         release = self.build.base.release
-        found = {name: base[name] for name in ("HOME", *PROXIES) if name in base}
-        found |= {
+        variables = {name: base[name] for name in ("HOME", *PROXIES) if name in base}
+        variables |= {
             "PATH": search_path(base),
             "USER": base.get("USER", "root"),
             "LC_ALL": "C.UTF-8",
@@ -88,27 +88,29 @@ class BuildPlan:
             "DIB_GPUYARD_RESOLVED": "systemd" if release in RESOLVED_IN_SYSTEMD else "package",
         }
         if mirror is not None:
-            found["DIB_DISTRIBUTION_MIRROR"] = mirror
+            variables["DIB_DISTRIBUTION_MIRROR"] = mirror
         if self.build.base.distribution == "debian":
-            found["DIB_DEBIAN_SECURITY_MIRROR"] = security
+            variables["DIB_DEBIAN_SECURITY_MIRROR"] = security
         if self.build.runner is not None:
-            found["DIB_GPUYARD_RUNNER_ARCHIVE"] = str(folders.runner)
+            variables["DIB_GPUYARD_RUNNER_ARCHIVE"] = str(folders.runner)
         if self.build.cuda is not None:
-            found["DIB_GPUYARD_CUDA"] = self.build.cuda
+            variables["DIB_GPUYARD_CUDA"] = self.build.cuda
         driver = self.build.driver
         if driver is not None:
-            found |= {
+            variables |= {
                 "DIB_DEBIAN_COMPONENTS": OLD_COMPONENTS.get(release, COMPONENTS[self.build.base.distribution]),
                 "DIB_GPUYARD_NVIDIA_BRANCH": driver.branch,
                 "DIB_GPUYARD_NVIDIA_MODULE": self.module,
                 "DIB_GPUYARD_NVIDIA_SOURCE": driver.source,
             }
-        return found
+        return variables
 
 
-def plan_build(image: str, build: ImageBuild, known: ElementFiles, day: date, models: Iterable[str] = ()) -> BuildPlan:
-    """Plan a build. `known`: the elements of gpuyard and those beside the site file, of which the needed ones are
-    taken. `models`: PCI ids of the GPUs that the image is for."""
+def plan_build(
+    image: str, build: ImageBuild, known_elements: ElementFiles, day: date, models: Iterable[str] = ()
+) -> BuildPlan:
+    """Plan a build. `known_elements`: the elements of gpuyard and those beside the site file, of which the needed ones
+    are taken. `models`: PCI ids of the GPUs that the image is for."""
     module = kernel_module(build, models, PciIds.of_this_machine()) if build.driver is not None else ""
     elements = [ROOT_ELEMENTS[build.base.distribution], "gpuyard-base"]
     elements += ["gpuyard-nvidia"] if build.driver is not None else []
@@ -117,6 +119,6 @@ def plan_build(image: str, build: ImageBuild, known: ElementFiles, day: date, mo
     elements += ["gpuyard-runner"] if build.runner is not None else []
     elements += ["gpuyard-agent"] if build.agent else []
     elements += [name for name in build.elements if name not in elements]
-    files = of_elements(known, elements)
+    files = of_elements(known_elements, elements)
     name = BuiltName(image, day, definition_digest(build, files, module))
     return BuildPlan(name, build, tuple(elements), files, module)

@@ -32,20 +32,20 @@ def need_programs(needed: Mapping[str, str]) -> None:
     missing = {program: package for program, package in needed.items() if shutil.which(program, path=path) is None}
     if not missing:
         return
-    said = []
+    hints = []
     if packages := sorted({package for package in missing.values() if package}):
-        said.append(f"install them, on Debian and Ubuntu with: sudo apt-get install {' '.join(packages)}")
+        hints.append(f"install them, on Debian and Ubuntu with: sudo apt-get install {' '.join(packages)}")
     if "" in missing.values():
-        said.append(f"diskimage-builder comes with gpuyard's images part: {how_to_install('images')}")
-    raise UsageError(f"missing programs: {', '.join(sorted(missing))}; {'; '.join(said)}")
+        hints.append(f"diskimage-builder comes with gpuyard's images part: {how_to_install('images')}")
+    raise UsageError(f"missing programs: {', '.join(sorted(missing))}; {'; '.join(hints)}")
 
 
-def run(command: Sequence[str], what: str, given: bytes | None = None) -> bytes:
+def run(command: Sequence[str], what: str, stdin: bytes | None = None) -> bytes:
     """Return a program's standard output. `what`: its purpose, for the error. Raises GpuyardError with the program's
     words."""
     environment = {**os.environ, "PATH": search_path(os.environ), "LC_ALL": "C.UTF-8"}
     try:
-        done = subprocess.run(command, input=given, capture_output=True, env=environment, check=False)
+        done = subprocess.run(command, input=stdin, capture_output=True, env=environment, check=False)
     except OSError as error:
         raise GpuyardError(f"{what}: {command[0]}: {error.strerror}") from None
     if done.returncode:

@@ -115,22 +115,26 @@ def plan_promotion(build: str, ours: Sequence[StoredImage], others: Collection[s
     The name is never without a build: for the time of a request, two have it, and gpuyard's servers get the newer.
     Raises BlockedError.
     """
-    found = [one for one in ours if one.build == build]
-    if not found:
-        known = f"there are {', '.join(sorted(one.build for one in ours))}" if ours else "none of its image is there"
-        raise BlockedError(f"the build {build} is not in Glance; {known}; bring it there with 'gpuyard image upload'")
-    ready = [one for one in found if one.status == ACTIVE]
+    matches = [stored for stored in ours if stored.build == build]
+    if not matches:
+        hint = (
+            f"there are {', '.join(sorted(stored.build for stored in ours))}" if ours else "none of its image is there"
+        )
+        raise BlockedError(f"the build {build} is not in Glance; {hint}; bring it there with 'gpuyard image upload'")
+    ready = [stored for stored in matches if stored.status == ACTIVE]
     if not ready:
-        status = found[0].status
+        status = matches[0].status
         raise BlockedError(
             f"the build {build} is {status} in Glance; upload it again, and promote it when it is active"
         )
-    wanted = max(ready, key=lambda one: (one.promoted, one.created))
+    target = max(ready, key=lambda stored: (stored.promoted, stored.created))
     if others:
         ids = ", ".join(sorted(others))
-        raise BlockedError(f"{ids} in Glance is named {wanted.image}, too, and gpuyard did not build it; rename it")
-    first = [] if wanted.promoted else [Renaming(wanted.id, wanted.name, wanted.image)]
-    return first + [Renaming(one.id, one.name, one.build) for one in ours if one.promoted and one.id != wanted.id]
+        raise BlockedError(f"{ids} in Glance is named {target.image}, too, and gpuyard did not build it; rename it")
+    first = [] if target.promoted else [Renaming(target.id, target.name, target.image)]
+    return first + [
+        Renaming(stored.id, stored.name, stored.build) for stored in ours if stored.promoted and stored.id != target.id
+    ]
 
 
 def plan_pruning(
@@ -147,20 +151,20 @@ def plan_pruning(
     """
     verdicts: list[PruneVerdict] = []
     spare = 0
-    for one in sorted(ours, key=lambda one: (_day(one), one.created), reverse=True):
-        if one.promoted:
-            kept = "servers that ask for the image get it"
-        elif one.build in named or one.id in named:
-            kept = "the site file names it"
-        elif used.get(one.id):
-            kept = f"servers were made of it: {used[one.id]}"
-        elif one.protected:
-            kept = "it is protected in Glance"
-        elif spare < keep and one.build not in aged:
-            spare, kept = spare + 1, f"one of the {keep} newest"
+    for stored in sorted(ours, key=lambda stored: (_day(stored), stored.created), reverse=True):
+        if stored.promoted:
+            reason = "servers that ask for the image get it"
+        elif stored.build in named or stored.id in named:
+            reason = "the site file names it"
+        elif used.get(stored.id):
+            reason = f"servers were made of it: {used[stored.id]}"
+        elif stored.protected:
+            reason = "it is protected in Glance"
+        elif spare < keep and stored.build not in aged:
+            spare, reason = spare + 1, f"one of the {keep} newest"
         else:
-            kept = ""
-        verdicts.append(PruneVerdict(one, kept))
+            reason = ""
+        verdicts.append(PruneVerdict(stored, reason))
     return verdicts
 
 

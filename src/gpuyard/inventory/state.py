@@ -26,21 +26,25 @@ def ledger_words(
     gpus: Iterable[Gpu],
     lanes: Iterable[Lane],
     bookings: Iterable[Booking],
-    kept: Mapping[int, str],
+    held_lanes: Mapping[int, str],
     kept_back: Mapping[int, str] = NOTHING_BACK,
 ) -> LedgerWords:
-    """Return what to say of GPUs whose lanes are booked or held now. `kept`: lanes that are held in Placement, each
-    with why; `kept_back`: those with which something is wrong, which is said whatever else there is to say."""
+    """Return what to say of GPUs whose lanes are booked or held now. `held_lanes`: lanes that are held in Placement,
+    each with why; `kept_back`: those with which something is wrong, which is said whatever else there is to say."""
     names = {(gpu.host, gpu.address): gpu.provider_name for gpu in gpus}
     of_lane = {
         lane.id: [names[lane.host, address] for address in lane.addresses if (lane.host, address) in names]
         for lane in lanes
     }
-    found = {name: Keeping(GpuState.BOOKED, why) for lane, why in kept.items() for name in of_lane.get(lane, ())}
+    keepings = {
+        name: Keeping(GpuState.BOOKED, why) for lane, why in held_lanes.items() for name in of_lane.get(lane, ())
+    }
     # Holds last: a GPU that has both is held.
-    for booking in sorted(bookings, key=lambda one: one.kind is BookingKind.HOLD):
+    for booking in sorted(bookings, key=lambda candidate: candidate.kind is BookingKind.HOLD):
         active = booking.state is BookingState.ACTIVE
-        provider_names = [name for lane in booking.lanes if active or lane in kept for name in of_lane.get(lane, ())]
+        provider_names = [
+            name for lane in booking.lanes if active or lane in held_lanes for name in of_lane.get(lane, ())
+        ]
         if booking.kind is BookingKind.HOLD:
             comment = f": {booking.ask.comment}" if booking.ask.comment else ""
             what = f"held by {booking.user} until {minute_text(booking.ask.end)}{comment}"
@@ -55,15 +59,15 @@ def ledger_words(
         else:
             when = f"until {minute_text(booking.ask.end)}" if active else f"from {minute_text(booking.ask.start)}"
             keeping = Keeping(GpuState.BOOKED, f"booked by {booking.user} ({booking.project}) {when}", booking.id)
-        found |= dict.fromkeys(provider_names, keeping)
+        keepings |= dict.fromkeys(provider_names, keeping)
     wrong = {name: Keeping(GpuState.HELD, why) for lane, why in kept_back.items() for name in of_lane.get(lane, ())}
     # One that is lent is its project's, whatever is wrong with it: also while it is released for a server.
     lent = {
-        name: replace(found[name], reason=f"{found[name].reason}; {keeping.reason}")
+        name: replace(keepings[name], reason=f"{keepings[name].reason}; {keeping.reason}")
         for name, keeping in wrong.items()
-        if name in found and found[name].reason.startswith(LENT)
+        if name in keepings and keepings[name].reason.startswith(LENT)
     }
-    return found | wrong | lent
+    return keepings | wrong | lent
 
 
 def gpu_statuses(gpus: Sequence[Gpu], snapshot: Snapshot, words: LedgerWords = NOTHING) -> list[GpuStatus]:
@@ -84,9 +88,9 @@ def _alone(gpu: Gpu, snapshot: Snapshot, words: LedgerWords) -> GpuStatus:
         return GpuStatus(gpu, GpuState.LOST, _why_lost(gpu, snapshot))
     if name in snapshot.left_behind:
         return GpuStatus(gpu, GpuState.BLOCKED, _why_left_behind(gpu, snapshot))
-    kept = words.get(name)
-    if name in snapshot.reserved and kept is not None:
-        return GpuStatus(gpu, kept.state, kept.reason, booking=kept.booking)
+    keeping = words.get(name)
+    if name in snapshot.reserved and keeping is not None:
+        return GpuStatus(gpu, keeping.state, keeping.reason, booking=keeping.booking)
     if name in snapshot.reserved:
         return GpuStatus(gpu, GpuState.HELD, FOREIGN)
     if name not in snapshot.allocatable:
@@ -94,15 +98,15 @@ def _alone(gpu: Gpu, snapshot: Snapshot, words: LedgerWords) -> GpuStatus:
     closed = _host_closed(gpu, snapshot)
     if closed:
         return GpuStatus(gpu, GpuState.BLOCKED, closed)
-    if kept is not None and kept.state is GpuState.BOOKED:
-        return GpuStatus(gpu, kept.state, kept.reason, booking=kept.booking)
+    if keeping is not None and keeping.state is GpuState.BOOKED:
+        return GpuStatus(gpu, keeping.state, keeping.reason, booking=keeping.booking)
     if gpu.pool in snapshot.roomy_hosts and gpu.host not in snapshot.roomy_hosts[gpu.pool]:
         reason = f"{gpu.host} has no CPU, RAM or disk left for any flavor of pool {gpu.pool}"
         return GpuStatus(gpu, GpuState.STRANDED, reason)
     return GpuStatus(gpu, GpuState.FREE)
 
 
-def _claimed(gpu: Gpu, snapshot: Snapshot, kept: Keeping | None) -> GpuStatus:
+def _claimed(gpu: Gpu, snapshot: Snapshot, keeping: Keeping | None) -> GpuStatus:
     holder = snapshot.holders[gpu.provider_name]
     server = snapshot.servers.get(holder)
     if server is None:
@@ -113,12 +117,12 @@ def _claimed(gpu: Gpu, snapshot: Snapshot, kept: Keeping | None) -> GpuStatus:
     claim = Claim(
         server.id, server.name, server.status, server.project, server.user, since, server.project_id, server.user_id
     )  # fmt: skip
-    if server.status == "ACTIVE" and kept is not None and kept.reason.startswith(RUNNER):
-        return GpuStatus(gpu, GpuState.CLAIMED, kept.reason, claim, booking=kept.booking)
-    if kept is not None and kept.reason.startswith(LENT):
-        return GpuStatus(gpu, GpuState.CLAIMED, kept.reason, claim, booking=kept.booking)
-    if kept is not None and kept.state is GpuState.HELD and not kept.booking:  # its owner is to see it now
-        return GpuStatus(gpu, GpuState.CLAIMED, f"{kept.reason}; it is kept back when its server ends", claim)
+    if server.status == "ACTIVE" and keeping is not None and keeping.reason.startswith(RUNNER):
+        return GpuStatus(gpu, GpuState.CLAIMED, keeping.reason, claim, booking=keeping.booking)
+    if keeping is not None and keeping.reason.startswith(LENT):
+        return GpuStatus(gpu, GpuState.CLAIMED, keeping.reason, claim, booking=keeping.booking)
+    if keeping is not None and keeping.state is GpuState.HELD and not keeping.booking:  # its owner is to see it now
+        return GpuStatus(gpu, GpuState.CLAIMED, f"{keeping.reason}; it is kept back when its server ends", claim)
     reason = "" if server.status == "ACTIVE" else f"server is {server.status} and keeps its GPU"
     return GpuStatus(gpu, GpuState.CLAIMED, reason, claim)
 
@@ -165,6 +169,10 @@ def _with_leader(
     leader = leaders.get((gpu.host, gpu.pool, gpu.set_letter))
     if status.state is not GpuState.FREE or leader is None or alone[leader].state is GpuState.FREE:
         return status
-    other = alone[leader]
-    who = f"taken by server {other.claim.server_name or other.claim.server_id}" if other.claim else other.state.value
+    leader_status = alone[leader]
+    who = (
+        f"taken by server {leader_status.claim.server_name or leader_status.claim.server_id}"
+        if leader_status.claim
+        else leader_status.state.value
+    )
     return GpuStatus(gpu, GpuState.STRANDED, f"its leader {leader.address} is {who}")

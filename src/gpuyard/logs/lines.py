@@ -39,8 +39,10 @@ class TextLines(logging.Formatter):
         errand = current()
         where = " ".join(part for part in (errand.loop, errand.request_id) if part)
         words = [_time(record), record.levelname, record.name, f"[{where}]" if where else "", _message(record)]
-        told = self.formatException(record.exc_info)[-LONGEST:].splitlines() if record.exc_info else []
-        return "\n".join([printable(" ".join(word for word in words if word)), *(f"    {printable(x)}" for x in told)])
+        trace_lines = self.formatException(record.exc_info)[-LONGEST:].splitlines() if record.exc_info else []
+        return "\n".join(
+            [printable(" ".join(word for word in words if word)), *(f"    {printable(x)}" for x in trace_lines)]
+        )
 
 
 class JsonLines(logging.Formatter):

@@ -68,5 +68,5 @@ def new_request_id() -> str:
 def request_id_of(sent: str) -> str:
     """Return the id that a client or a gateway has sent, in OpenStack's form; empty when it is no UUID, with ``req-``
     or without: then it may be anything and is not taken."""
-    found = ID.fullmatch(sent)
-    return f"req-{UUID(found[1])}" if found else ""
+    match = ID.fullmatch(sent)
+    return f"req-{UUID(match[1])}" if match else ""

@@ -75,9 +75,9 @@ class Finding:
             first, indent = f"{self.object}: {self.severity}: {self.reason} [{self.code}]", " " * 4
         else:
             first, indent = f"{self.severity!s:8} {self.code:17} {self.reason}", " " * 27
-        found = [first]
-        found += [f"{indent}{name}: {self.payload[name]}" for name in more if self.payload.get(name)]
-        return [*found, f"{indent}-> {self.remedy}"] if self.remedy else found
+        lines = [first]
+        lines += [f"{indent}{name}: {self.payload[name]}" for name in more if self.payload.get(name)]
+        return [*lines, f"{indent}-> {self.remedy}"] if self.remedy else lines
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

@@ -187,7 +187,7 @@ def may(who: Person, verb: Verb, booking: Booking | None = None) -> Permission:
         return Permission(f"booking {booking.id} is somebody else's; {mighty}", "forbidden")
     project = booking.project if booking else who.project
     enough = (Standing.READER, Standing.MEMBER, Standing.MANAGER)  # whoever made it needs no more than to book
-    role = next(one for one in enough if one in RIGHTS[verb]) if booking is None else Standing.MEMBER
+    role = next(candidate for candidate in enough if candidate in RIGHTS[verb]) if booking is None else Standing.MEMBER
     needs = f"{'the token' if who.by_token else who.user} needs the role {role}"
     return Permission(f"{needs} in project {project} to {WORDS[verb]}; ask its administrator", "no_role")
 

@@ -14,7 +14,9 @@ def printable(text: str) -> str:
     changes of direction."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 def printable_lines(text: str) -> str:
@@ -32,32 +34,32 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):
-        return [cleaned(one) for one in value]
-    return {key: cleaned(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return [cleaned(item) for item in value]
+    return {key: cleaned(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def blocks(text: str, ends: Mapping[str, str]) -> Iterator[Tuple[int, int]]:
     """Yield start and end of the blocks between marks, such as ``{"{#": "#}"}``."""
     at, left = 0, dict(ends)
     while left:
-        found = re.compile("|".join(map(re.escape, left))).search(text, at)
-        if found is None:
+        match = re.compile("|".join(map(re.escape, left))).search(text, at)
+        if match is None:
             break
-        end = text.find(left[found[0]], found.end())
+        end = text.find(left[match[0]], match.end())
         if end < 0:  # nor is there one for any further block of its kind
-            del left[found[0]]
+            del left[match[0]]
             continue
-        at = end + len(left[found[0]])
-        yield found.start(), at
+        at = end + len(left[match[0]])
+        yield match.start(), at
 
 
 def without_blocks(text: str, ends: Mapping[str, str]) -> str:
     """Return the text without these blocks; lines stay where they are."""
-    kept, at = [], 0
+    parts, at = [], 0
     for start, end in blocks(text, ends):
-        kept += [text[at:start], "\n" * text.count("\n", start, end)]
+        parts += [text[at:start], "\n" * text.count("\n", start, end)]
         at = end
-    return "".join(kept) + text[at:]
+    return "".join(parts) + text[at:]
 
 
 def counted(number: int, noun: str) -> str:

@@ -15,21 +15,21 @@ def hold_of(name: str) -> str:
 
 
 def seats(
-    units: Sequence[str], taken: Mapping[str, int], kept: Collection[str], before: Mapping[str, str]
+    units: Sequence[str], taken: Mapping[str, int], held_units: Collection[str], before: Mapping[str, str]
 ) -> Dict[str, str]:
     """Return unit -> the consumer that has it, for the units of one device.
 
-    `taken`: consumer -> how many it has; earlier consumers are seated first. `kept`: units that are held, which no
-    consumer gets as long as there are others. `before`: the last assignment: a consumer that still has as many stays
-    there.
+    `taken`: consumer -> how many it has; earlier consumers are seated first. `held_units`: units that are held, which
+    no consumer gets as long as there are others. `before`: the last assignment: a consumer that still has as many
+    stays there.
     """
-    found: Dict[str, str] = {}
+    assigned: Dict[str, str] = {}
     left = dict(taken)
     for unit in units:
         who = before.get(unit, "")
-        if left.get(who, 0) > 0 and unit not in kept:
-            found[unit] = who
+        if left.get(who, 0) > 0 and unit not in held_units:
+            assigned[unit] = who
             left[who] -= 1
-    rest: List[str] = sorted((unit for unit in units if unit not in found), key=lambda unit: unit in kept)
+    rest: List[str] = sorted((unit for unit in units if unit not in assigned), key=lambda unit: unit in held_units)
     waiting = [who for who, number in left.items() for _ in range(number)]
-    return {**found, **dict(zip(rest, waiting))}
+    return {**assigned, **dict(zip(rest, waiting))}

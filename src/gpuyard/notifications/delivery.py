@@ -40,15 +40,15 @@ def message_loops(
     *,
     portal: str = "",
     period: float = PERIOD,
-    told: Counts | None = None,
+    outcome_counts: Counts | None = None,
     more: Sequence[Channel] = (),
 ) -> list[Loop]:
     """Return one loop for each channel that the site file has, and for `more`. `environment` has the secrets; `portal`:
-    its address as people reach it, for links. `told` counts (channel, one of OUTCOMES). Raises UsageError for a channel
-    that cannot work as it is set up."""
+    its address as people reach it, for links. `outcome_counts` counts (channel, one of OUTCOMES). Raises
+    UsageError for a channel that cannot work as it is set up."""
     channels = [*channels_of(site, environment, portal), *more]
     ledger.upkeep.outbox.keep_channels([channel.name for channel in channels])
-    counts = told or Counts()
+    counts = outcome_counts or Counts()
     for channel in channels:
         for outcome in OUTCOMES:
             counts.know(channel.name, outcome)
@@ -81,10 +81,15 @@ class Courier:
     """Delivers the events of one channel."""
 
     def __init__(
-        self, ledger: Ledger, channel: Channel, site: str, now: Callable[[], datetime], told: Counts | None = None
+        self,
+        ledger: Ledger,
+        channel: Channel,
+        site: str,
+        now: Callable[[], datetime],
+        outcome_counts: Counts | None = None,
     ) -> None:
-        """`told` counts (channel, one of OUTCOMES)."""
-        self._told = told or Counts()
+        """`outcome_counts` counts (channel, one of OUTCOMES)."""
+        self._told = outcome_counts or Counts()
         self._ledger, self._outbox = ledger, ledger.upkeep.outbox
         self._channel = channel
         self._site = site
@@ -102,11 +107,11 @@ class Courier:
             return
         while True:
             due = self._outbox.take_undelivered(self._channel.name, self._now(), self._channel.batch)
-            for one in due:
-                if not self._channel.wants(one.event):
-                    self._outbox.mark_delivered(self._channel.name, one.event.id, self._now())
-            wanted = [one for one in due if self._channel.wants(one.event)]
-            if wanted and not self._tell(wanted):
+            for delivery in due:
+                if not self._channel.wants(delivery.event):
+                    self._outbox.mark_delivered(self._channel.name, delivery.event.id, self._now())
+            deliveries = [delivery for delivery in due if self._channel.wants(delivery.event)]
+            if deliveries and not self._tell(deliveries):
                 return
             if len(due) < self._channel.batch:
                 return
@@ -123,49 +128,49 @@ class Courier:
             rest = pause(self._down)
             self._down, self._rest_until = self._down + 1, self._now() + rest
             LOG.warning("%s: %s; trying again in %d s", self._channel.name, error, rest.total_seconds())
-            for one in untold:  # at once, for the channel rests as a whole: so their order stays
-                self._put_off(one, self._now(), str(error))
+            for delivery in untold:  # at once, for the channel rests as a whole: so their order stays
+                self._put_off(delivery, self._now(), str(error))
             return False
         self._down, self._rest_until = 0, None
         return True
 
-    def _try(self, one: Delivery, send: Callable[[Message], None]) -> None:
+    def _try(self, delivery: Delivery, send: Callable[[Message], None]) -> None:
         """Tell one, unless another one about the same has to be told before."""
-        about = subject(one.event)
-        first, retry = self._behind.get(about, (one.event.id, self._now()))
-        if first < one.event.id and retry > self._now():
-            self._put_off(one, retry, "an earlier event of the same booking could not be told")
+        about = subject(delivery.event)
+        first, retry = self._behind.get(about, (delivery.event.id, self._now()))
+        if first < delivery.event.id and retry > self._now():
+            self._put_off(delivery, retry, "an earlier event of the same booking could not be told")
             return
         self._behind.pop(about, None)
         try:
-            send(self._message(one.event))
+            send(self._message(delivery.event))
         except NeverError as error:
-            self._give_up(one, str(error))
+            self._give_up(delivery, str(error))
         except NotNowError as error:
-            LOG.warning("%s: event %d: %s", self._channel.name, one.event.id, error)
-            retry = self._now() + pause(one.attempts)
-            if self._put_off(one, retry, str(error)):
-                self._behind[about] = (one.event.id, retry)
+            LOG.warning("%s: event %d: %s", self._channel.name, delivery.event.id, error)
+            retry = self._now() + pause(delivery.attempts)
+            if self._put_off(delivery, retry, str(error)):
+                self._behind[about] = (delivery.event.id, retry)
         else:
-            self._outbox.mark_delivered(self._channel.name, one.event.id, self._now())
+            self._outbox.mark_delivered(self._channel.name, delivery.event.id, self._now())
             self._told.add(self._channel.name, "told")
 
-    def _put_off(self, one: Delivery, retry: datetime, why: str) -> bool:
+    def _put_off(self, delivery: Delivery, retry: datetime, why: str) -> bool:
         """Return whether it will be tried again."""
         patience = self._channel.patience
-        if patience is not None and self._now() - one.event.at > patience:
-            self._give_up(one, why)
+        if patience is not None and self._now() - delivery.event.at > patience:
+            self._give_up(delivery, why)
             return False
-        self._outbox.put_off(self._channel.name, one.event.id, retry)
+        self._outbox.put_off(self._channel.name, delivery.event.id, retry)
         self._told.add(self._channel.name, "put_off")
         return True
 
-    def _give_up(self, one: Delivery, why: str) -> None:
-        LOG.warning("%s: event %d is given up: %s", self._channel.name, one.event.id, why)
-        text = f"{one.event.kind} could not be told by {self._channel.name}: {why}"
-        target = one.event.booking or one.event.user_id
+    def _give_up(self, delivery: Delivery, why: str) -> None:
+        LOG.warning("%s: event %d is given up: %s", self._channel.name, delivery.event.id, why)
+        text = f"{delivery.event.kind} could not be told by {self._channel.name}: {why}"
+        target = delivery.event.booking or delivery.event.user_id
         self._ledger.upkeep.records.write_audit(AuditEntry(self._now(), GPUYARD, "message.given_up", target, "", text))
-        self._outbox.put_off(self._channel.name, one.event.id, None)
+        self._outbox.put_off(self._channel.name, delivery.event.id, None)
         self._told.add(self._channel.name, "given_up")
 
     def _message(self, event: Event) -> Message:

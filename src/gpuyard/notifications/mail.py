@@ -114,9 +114,9 @@ class MailChannel:
         except (ValueError, smtplib.SMTPNotSupportedError) as error:  # no address, or one that the server cannot do
             raise NeverError(f"{message.event.email!r}: {error}") from None
         except smtplib.SMTPRecipientsRefused as error:
-            code, said = next(iter(error.recipients.values()))
+            code, reply = next(iter(error.recipients.values()))
             kind = NeverError if code >= 500 else NotNowError
-            raise kind(f"{message.event.email}: {code} {_text(said)}") from None
+            raise kind(f"{message.event.email}: {code} {_text(reply)}") from None
         except smtplib.SMTPDataError as error:
             kind = NeverError if error.smtp_code >= 500 else NotNowError
             raise kind(f"{message.event.email}: {_said(error)}") from None
@@ -187,39 +187,39 @@ class _TlsSession(_Session, smtplib.SMTP_SSL):
 def letter(message: Message, sender: str, zone: ZoneInfo, portal: str = "") -> EmailMessage:
     """Return the mail for an event. Raises ValueError for an address that is none."""
     event = message.event
-    found = EmailMessage()
-    found["Subject"] = " ".join(subject_of(message, zone).split())
-    found["From"] = Address(f"GPUs of {message.site}", addr_spec=sender)
-    found["To"] = _address(event.email)
-    found["Date"] = format_datetime(event.at.astimezone(UTC))
+    mail = EmailMessage()
+    mail["Subject"] = " ".join(subject_of(message, zone).split())
+    mail["From"] = Address(f"GPUs of {message.site}", addr_spec=sender)
+    mail["To"] = _address(event.email)
+    mail["Date"] = format_datetime(event.at.astimezone(UTC))
     # The same when it is sent twice, so that mail programs can tell.
-    found["Message-ID"] = f"<gpuyard.{message.site}.{event.id}@{sender.rpartition('@')[2]}>"
-    found["Auto-Submitted"] = "auto-generated"
-    found.set_content("\n".join(body_of(message, zone, portal)) + "\n")
-    return found
+    mail["Message-ID"] = f"<gpuyard.{message.site}.{event.id}@{sender.rpartition('@')[2]}>"
+    mail["Auto-Submitted"] = "auto-generated"
+    mail.set_content("\n".join(body_of(message, zone, portal)) + "\n")
+    return mail
 
 
 def _address(text: str) -> Address:
     """Raises ValueError. The parser has other errors too for what is none, and takes some of that."""
     try:
-        found = Address(addr_spec=text)
+        address = Address(addr_spec=text)
     except (ValueError, LookupError, MessageError):
-        found = Address()
-    if not found.username or not found.domain or any(sign.isspace() or not sign.isprintable() for sign in text):
+        address = Address()
+    if not address.username or not address.domain or any(sign.isspace() or not sign.isprintable() for sign in text):
         raise ValueError("this is no address of a mailbox")
-    return found
+    return address
 
 
 def subject_of(message: Message, zone: ZoneInfo) -> str:
-    said = event_kind(message.event.kind).subject
+    subject = event_kind(message.event.kind).subject
     booking = message.booking
     if booking is None or not message.event.kind.startswith("booking."):
         dry = "Dry run: " if message.event.details.get("dry_run") else ""
         details = message.event.details
         about = details.get("server") or details.get("project") or details.get("month", "")
-        return f"{dry}{said}{f': {about}' if about else ''}"
+        return f"{dry}{subject}{f': {about}' if about else ''}"
     start = booking.ask.start.astimezone(zone)
-    return f"GPU booking {booking.ask.gpus} x {booking.ask.pool} from {start:%a %Y-%m-%d %H:%M} {said}"
+    return f"GPU booking {booking.ask.gpus} x {booking.ask.pool} from {start:%a %Y-%m-%d %H:%M} {subject}"
 
 
 def body_of(message: Message, zone: ZoneInfo, portal: str = "") -> Iterator[str]:
@@ -277,5 +277,5 @@ def _said(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _text(said: bytes | str) -> str:
-    return said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+def _text(reply: bytes | str) -> str:
+    return reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply

@@ -95,21 +95,21 @@ class Aliases:
         return bool(self.items or self.refusals)
 
     def named(self) -> dict[str, list[AliasLine]]:
-        found: dict[str, list[AliasLine]] = {}
+        aliases_by_name: dict[str, list[AliasLine]] = {}
         for alias in self.items:
-            found.setdefault(alias.name, []).append(alias)
-        return found
+            aliases_by_name.setdefault(alias.name, []).append(alias)
+        return aliases_by_name
 
 
-def each_once(given: Iterable[View]) -> Iterator[tuple[AliasLine, bool]]:
+def each_once(views: Iterable[View]) -> Iterator[tuple[AliasLine, bool]]:
     """Yield every alias with whether pci_in_placement is on; one that many services read comes once."""
-    seen = set()
-    for view in given:
+    seen_keys = set()
+    for view in views:
         placed = bool(view.boolean(*PLACED))
         for alias in aliases(view).items:
             key = (alias.source.file.path, alias.source.setting.line, placed)
-            if key not in seen:
-                seen.add(key)
+            if key not in seen_keys:
+                seen_keys.add(key)
                 yield alias, placed
 
 
@@ -152,14 +152,14 @@ def schema_problems(data: Any) -> list[tuple[str, str]]:
         return [("it is a list, and an alias is one object", "write one 'alias =' line for each object")]
     if not isinstance(data, dict):
         return [("it is not an object", 'write {"name": "...", ...}')]
-    found = []
+    problems = []
     if "name" not in data:
-        found.append(("it has no name", 'add "name", which flavors ask for it by'))
+        problems.append(("it has no name", 'add "name", which flavors ask for it by'))
     for key, value in data.items():
         problem = _key_problem(key, value)
         if problem:
-            found.append(problem)
-    return found
+            problems.append(problem)
+    return problems
 
 
 def _key_problem(key: str, value: Any) -> tuple[str, str] | None:

@@ -30,16 +30,16 @@ def asked_devices(specs: Mapping[str, str]) -> dict[str, int]:
 
 def asked_classes(specs: Mapping[str, str]) -> dict[str, int]:
     """Return resource class -> amount that a flavor's extra specs ask for by name, in whatever groups."""
-    found: list[tuple[str, int]] = []
+    amounts: list[tuple[str, int]] = []
     for key, value in specs.items():
         prefix, _, name = key.partition(":")
         if prefix.startswith("resources") and COUNT.fullmatch(value.strip()):
-            found.append((name, int(value)))
-    return summed(found)
+            amounts.append((name, int(value)))
+    return summed(amounts)
 
 
-def summed(asked: Iterable[tuple[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, count in asked:
-        found[name] = found.get(name, 0) + count
-    return found
+def summed(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for name, count in amounts:
+        totals[name] = totals.get(name, 0) + count
+    return totals

@@ -15,9 +15,9 @@ STANDARD_CLASSES = (
 STANDARD_TRAITS = ("HW_", "COMPUTE_", "MISC_", "OWNER_", "STORAGE_")
 
 
-def class_name(given: str) -> str:
+def class_name(name: str) -> str:
     """Return the resource class that Nova makes of a name."""
-    upper = given.upper()
+    upper = name.upper()
     if upper in STANDARD_CLASSES or upper.startswith("CUSTOM_"):
         return upper
     return "CUSTOM_" + re.sub("[^0-9A-Z]+", "_", upper)
@@ -30,9 +30,9 @@ def class_of(given: object, vendor: str, product: str) -> str:
     return f"CUSTOM_PCI_{vendor}_{product}".upper()
 
 
-def trait_names(given: object) -> frozenset[str]:
+def trait_names(traits: object) -> frozenset[str]:
     """Return the traits that Nova makes of ``gpu_set_a,HW_X``. Standard traits are recognized by their prefixes."""
-    names = (name.upper() for name in given.split(",") if name) if isinstance(given, str) else ()
+    names = (name.upper() for name in traits.split(",") if name) if isinstance(traits, str) else ()
     return frozenset(
         name if name.startswith(("CUSTOM_", *STANDARD_TRAITS)) else "CUSTOM_" + re.sub("[^0-9A-Z]+", "_", name)
         for name in names

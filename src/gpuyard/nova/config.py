@@ -70,8 +70,8 @@ def _by_name(view: View) -> dict[tuple[str, str], list[tuple[int, Located]]]:
     """(Normal section, key) -> its settings, each with its place among all: a linter asks for some at every line."""
     named: dict[tuple[str, str], list[tuple[int, Located]]] = {}
     settings = (Located(file, setting) for file in view.files for setting in file.ini.settings)
-    for place, one in enumerate(settings):
-        named.setdefault((normal_section(one.setting.section), one.setting.key), []).append((place, one))
+    for place, item in enumerate(settings):
+        named.setdefault((normal_section(item.setting.section), item.setting.key), []).append((place, item))
     return named
 
 
@@ -106,32 +106,32 @@ class View:
     def under(self, names: Sequence[tuple[str, str]]) -> list[Located]:
         """Return the settings under all names of an option, newest name first: file by file and the older names first,
         as oslo.config adds them up."""
-        found: list[Located] = []
+        items: list[Located] = []
         for file in self.files:
             for section, key in reversed(names):
-                found += [item for item in self.all(section, key) if item.file is file]
-        return found
+                items += [item for item in self.all(section, key) if item.file is file]
+        return items
 
     def all(self, section: str, *keys: str) -> Iterator[Located]:
         """Yield every setting of one of the keys, in the order in which oslo.config adds up their values."""
         named, group = self.once("settings", _by_name), normal_section(section)
-        found = [one for key in set(keys) for one in named.get((group, key), ())]
-        yield from (one for _, one in (sorted(found, key=itemgetter(0)) if len(keys) > 1 else found))
+        entries = [entry for key in set(keys) for entry in named.get((group, key), ())]
+        yield from (item for _, item in (sorted(entries, key=itemgetter(0)) if len(keys) > 1 else entries))
 
     def last(self, section: str, *keys: str) -> Located | None:
         """Return the setting that counts; of several names for one option the first one that the last file has."""
         for file in reversed(self.files):
-            found = [item for item in self.all(section, *keys) if item.file is file]
+            items = [item for item in self.all(section, *keys) if item.file is file]
             for key in keys:
-                named = [item for item in found if item.setting.key == key]
+                named = [item for item in items if item.setting.key == key]
                 if named:
                     return named[-1]
         return None
 
     def text(self, section: str, *keys: str) -> str | None:
         """Return the value that counts, with the references that can be followed put in."""
-        found = self.last(section, *keys)
-        return None if found is None else self._resolved(found.value, found.setting.section, 0)
+        item = self.last(section, *keys)
+        return None if item is None else self._resolved(item.value, item.setting.section, 0)
 
     def _resolved(self, value: str, section: str, depth: int) -> str:
         for written, (group, name) in references(value) if depth < 5 else ():

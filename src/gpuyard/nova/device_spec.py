@@ -151,10 +151,10 @@ def matchers_of(raw: Mapping[str, Any]) -> tuple[str, str, Address | None]:
     Raises DeviceSpecError with the reason why nova-compute would not start.
     """
     vendor, product = (_id(raw, key) for key in ("vendor_id", "product_id"))
-    given, devname = raw.get("address"), raw.get("devname")
-    if given and devname:
+    raw_address, devname = raw.get("address"), raw.get("devname")
+    if raw_address and devname:
         raise DeviceSpecError("it has both address and devname")
-    address = None if devname else _address(given or "*:*:*.*")
+    address = None if devname else _address(raw_address or "*:*:*.*")
     for tag in ("managed", "live_migratable", "one_time_use"):
         if raw.get(tag) is not None and truth(raw[tag]) is None:
             raise DeviceSpecError(f"{tag} is {raw[tag]!r}, which is not a truth value")

@@ -42,5 +42,5 @@ def has_sriov(vendor: str, product: str) -> bool | None:
 def may_be_gpu(vendor: str, product: str) -> bool:
     """Return whether these ids can be a GPU's: of Intel's devices (network cards, QAT) only those that are known to
     be."""
-    known = f"{vendor}:{product}".lower() in SRIOV
-    return known or vendor.lower() in (NVIDIA, AMD) or vendor == "*" or (vendor.lower() == INTEL and product == "*")
+    is_known = f"{vendor}:{product}".lower() in SRIOV
+    return is_known or vendor.lower() in (NVIDIA, AMD) or vendor == "*" or (vendor.lower() == INTEL and product == "*")

@@ -173,11 +173,11 @@ def read_template(text: str) -> tuple[IniFile, bool]:
 
 def _branches(text: str, tags: Sequence[tuple[int, int]]) -> list[Branches]:
     """For each line, the conditions that its beginning stands under."""
-    found: list[Branches] = [()]
+    branches: list[Branches] = [()]
     stack: list[tuple[int, int]] = []
     at = 0
     for number, (start, end) in enumerate([*tags, (len(text), len(text))]):
-        found += [tuple(stack)] * len(re.findall("\r\n|\r|\n", text[at:start]))
+        branches += [tuple(stack)] * len(re.findall("\r\n|\r|\n", text[at:start]))
         word = text[start + 2 : start + 40].strip("-+ \t\n").partition(" ")[0].rstrip("-%}")
         if word in ("if", "for"):
             stack.append((number, 0))
@@ -185,9 +185,9 @@ def _branches(text: str, tags: Sequence[tuple[int, int]]) -> list[Branches]:
             stack[-1] = (stack[-1][0], stack[-1][1] + 1)
         elif word in ("endif", "endfor") and stack:
             stack.pop()
-        found += [tuple(stack)] * text.count("\n", start, end)
+        branches += [tuple(stack)] * text.count("\n", start, end)
         at = end
-    return found
+    return branches
 
 
 def references(value: str) -> Iterator[tuple[str, tuple[str | None, str]]]:

@@ -48,19 +48,19 @@ def read_json(text: str) -> JsonValue | JsonProblem:
 
 
 def _explain(text: str, error: json.JSONDecodeError) -> tuple[str, str]:
-    here, before = text[error.pos : error.pos + 1], text[: error.pos].rstrip()
-    near = f"at {text[error.pos : error.pos + 20].splitlines()[0]!r}" if here.strip() else "at its end"
+    character, before = text[error.pos : error.pos + 1], text[: error.pos].rstrip()
+    near = f"at {text[error.pos : error.pos + 20].splitlines()[0]!r}" if character.strip() else "at its end"
     if not text.strip():
         return "it is empty", "remove the line, or write a JSON object"
-    if here in ("#", ";"):
+    if character in ("#", ";"):
         return f"{near} it has a comment, and JSON knows none", "move the comment to a line of its own, not indented"
-    if here == "'":
+    if character == "'":
         return f"{near} it has single quotes", "write double quotes: JSON knows only those"
-    if (here in ("}", "]") and before.endswith(",")) or "trailing comma" in error.msg:
+    if (character in ("}", "]") and before.endswith(",")) or "trailing comma" in error.msg:
         return "it has a comma before a closing bracket", "remove the last comma"
     if error.msg == "Extra data":
         return f"{near} something stands after its end", "write one value, or repeat the key for each"
-    if not here.strip() or error.msg.startswith("Unterminated"):
+    if not character.strip() or error.msg.startswith("Unterminated"):
         return "it is not complete", "close its quotes and brackets; lines that continue a value must be indented"
     word = re.match(r"\w+", text[error.pos :])
     if word and word.group() in ("True", "False", "None"):
@@ -101,11 +101,11 @@ USUAL_MISTAKES = {
 }  # fmt: skip
 
 
-def meant(key: str, known: Sequence[str]) -> str | None:
+def meant(key: str, known_keys: Sequence[str]) -> str | None:
     """Return the one of the known keys that somebody meant; None when that is not clear."""
     lowered = key.strip().lower().replace("-", "_")
     usual = USUAL_MISTAKES.get(lowered)
-    if usual in known:
+    if usual in known_keys:
         return usual
-    close = difflib.get_close_matches(lowered, known, n=1, cutoff=0.75)
+    close = difflib.get_close_matches(lowered, known_keys, n=1, cutoff=0.75)
     return close[0] if close else None

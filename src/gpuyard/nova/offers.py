@@ -59,12 +59,12 @@ def matched(entry: Entry, inventory: Inventory) -> list[PciFunction]:
 def offers(entries: Sequence[Entry], inventory: Inventory, host: str = "") -> list[Offer]:
     """Return every function that is offered, in bus order. The first entry that matches is the one that counts."""
     parents = physical(inventory)
-    found: list[Offer] = []
+    offered: list[Offer] = []
     for function in inventory.functions:
         entry = next((entry for entry in entries if entry.matches(function, parents)), None)
         if entry is not None:
-            found.append(Offer(function, entry, host))
-    return found
+            offered.append(Offer(function, entry, host))
+    return offered
 
 
 def means(alias: Alias, offer: Offer, in_placement: bool) -> bool:
@@ -84,8 +84,8 @@ def asks(alias: Alias, offer: Offer, in_placement: bool) -> bool:
 
 
 def same_ids(alias: Alias, function: PciFunction) -> bool:
-    given = {key: alias.raw[key].lower() for key in ("vendor_id", "product_id") if key in alias.raw}
-    return all(value == getattr(function, key) for key, value in given.items())
+    ids = {key: alias.raw[key].lower() for key in ("vendor_id", "product_id") if key in alias.raw}
+    return all(value == getattr(function, key) for key, value in ids.items())
 
 
 def fits(alias: Alias, device_type: DeviceType) -> bool:
@@ -111,8 +111,8 @@ def could_offer(entry: Entry, alias: Alias, in_placement: bool) -> bool:
 
 def _same_moves(alias: Alias, offer: Offer) -> bool:
     """Nova gives a device whose entry says nothing of live migration only to an alias that says nothing of it."""
-    wanted = alias.raw.get("live_migratable")
-    if wanted is None or offer.entry is None:
+    requested = alias.raw.get("live_migratable")
+    if requested is None or offer.entry is None:
         return True
-    said = offer.raw.get("live_migratable")
-    return said is not None and truth(said) == truth(wanted)
+    offered = offer.raw.get("live_migratable")
+    return offered is not None and truth(offered) == truth(requested)

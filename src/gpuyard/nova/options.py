@@ -58,12 +58,12 @@ RENAMED = {
 
 def names_of(option: Place) -> tuple[Place, ...]:
     """Return all names under which Nova reads or has read an option: today's, then the older ones, the newest first."""
-    return (option, *(one.old for one in RENAMED.values() if one.new == option and one.until != 0))
+    return (option, *(renamed.old for renamed in RENAMED.values() if renamed.new == option and renamed.until != 0))
 
 
 def name_in(option: Place, release: Release) -> Place:
     """Return the name of one of today's options in a release."""
-    older = (one.old for one in RENAMED.values() if one.new == option and release.nova < one.since)
+    older = (renamed.old for renamed in RENAMED.values() if renamed.new == option and release.nova < renamed.since)
     return next(older, option)
 
 
@@ -140,7 +140,7 @@ def _not_cpus(text: str) -> str | None:
         if high < low:
             return f"and the range {rule} runs backwards"
         (without if rule.startswith("^") else chosen).append((low, high))
-    if not text or any(_left(one, without) for one in chosen):
+    if not text or any(_left(cpu_range, without) for cpu_range in chosen):
         return None
     return "which leaves no CPU"
 

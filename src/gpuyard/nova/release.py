@@ -64,7 +64,9 @@ _LATE = ("pci_quotas", "limits_shown", "several_vgpus")
 
 def _release(name: ReleaseName, nova: int, placement: int, kolla: int, microversion: str, *lacks: str) -> Release:
     assert set(lacks) <= set(_FEATURES)
-    return Release(name, nova, placement, kolla, microversion, **{one: one not in lacks for one in _FEATURES})
+    return Release(
+        name, nova, placement, kolla, microversion, **{feature: feature not in lacks for feature in _FEATURES}
+    )
 
 
 RELEASES: dict[str, Release] = {
@@ -83,18 +85,18 @@ NEWEST_KOLLA = 22
 """Major version of the newest kolla-ansible that there was when this was written."""
 
 
-def release_of(wanted: str | None, microversion: str) -> str:
+def release_of(requested: str | None, microversion: str) -> str:
     """Return the release that was asked for, or else the one whose newest microversion this is. Raises UsageError when
     that is none that gpuyard knows, or not one alone."""
-    known = ", ".join(RELEASES)
-    if wanted is not None:
-        if wanted not in RELEASES:
-            raise UsageError(f"release {wanted!r} is not known; write one of {known}")
-        return wanted
-    found = [release.name for release in RELEASES.values() if release.microversion == microversion]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UsageError(f"Nova of {' and of '.join(found)} cannot be told apart from outside; say which: --release")
-    said = f"the newest microversion of its API is {microversion}" if microversion else "its API does not say"
-    raise UsageError(f"Nova's release cannot be told ({said}); give the nearest one: --release, of {known}")
+    known_names = ", ".join(RELEASES)
+    if requested is not None:
+        if requested not in RELEASES:
+            raise UsageError(f"release {requested!r} is not known; write one of {known_names}")
+        return requested
+    matches = [release.name for release in RELEASES.values() if release.microversion == microversion]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UsageError(f"Nova of {' and of '.join(matches)} cannot be told apart from outside; say which: --release")
+    reason = f"the newest microversion of its API is {microversion}" if microversion else "its API does not say"
+    raise UsageError(f"Nova's release cannot be told ({reason}); give the nearest one: --release, of {known_names}")

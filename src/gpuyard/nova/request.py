@@ -118,9 +118,9 @@ class Request:
     def with_devices(self, classes: Collection[str]) -> Request:
         """Return the same where these classes are of devices, as those of vGPUs: each unit is one, which no alias
         names."""
-        asked = [name for name, amount in self.amounts.items() if name in classes for _ in range(amount)]
+        names = [name for name, amount in self.amounts.items() if name in classes for _ in range(amount)]
         rest = {name: amount for name, amount in self.amounts.items() if name not in classes}
-        return replace(self, amounts=rest, devices=(*self.devices, *(DeviceNeed("", name) for name in asked)))
+        return replace(self, amounts=rest, devices=(*self.devices, *(DeviceNeed("", name) for name in names)))
 
     def without_devices(self) -> Request:
         """Return the same where Nova does not ask Placement for devices (``pci_in_placement`` is off)."""
@@ -220,16 +220,16 @@ def _devices(
     if ALIAS_SPEC not in specs:
         return (), ()
     text = specs[ALIAS_SPEC]
-    asked = asked_aliases(text)
-    if asked is None:
+    requested = asked_aliases(text)
+    if requested is None:
         message = f"{ALIAS_SPEC} is {text!r}, which is not ALIAS:COUNT[,ALIAS:COUNT]; Nova answers 500"
         return (), (_problem("alias-malformed", message, "set the property to ALIAS:COUNT"),)
     needs: list[DeviceNeed] = []
     problems: list[Finding] = []
-    for name, count in asked:
+    for name, count in requested:
         if name not in aliases:
-            known = ", ".join(aliases) or "none"
-            message = f"{ALIAS_SPEC} asks for alias {name!r}, which the site does not have (it has {known}); "
+            known_aliases = ", ".join(aliases) or "none"
+            message = f"{ALIAS_SPEC} asks for alias {name!r}, which the site does not have (it has {known_aliases}); "
             fix = f"use an alias of the site in the flavor, or give every Nova service a [pci]alias {name!r}"
             message += "Nova answers 400 where its API does not know it either"
             problems.append(_problem("alias-unknown", message, fix))
@@ -260,11 +260,11 @@ def _numa(specs: Mapping[str, str], named: Iterable[str]) -> tuple[str, int]:
 
 def _aggregate_specs(specs: Mapping[str, str]) -> dict[str, str]:
     """Keys of the filter's own scope, and those without any scope."""
-    found = {}
+    aggregate_specs = {}
     for key, value in specs.items():
         scope, colon, rest = key.partition(":")
         if not colon:
-            found[key] = value
+            aggregate_specs[key] = value
         elif scope == AGGREGATE_SCOPE:
-            found[rest] = value
-    return found
+            aggregate_specs[rest] = value
+    return aggregate_specs

@@ -132,11 +132,11 @@ class CloudApi:
         finally:
             self.counted.add(service, status, monotonic() - began)
         if answer.status_code >= 400:
-            said = _message(answer)
-            if answer.status_code == FORBIDDEN and ("Policy" in said or "not authorized" in said):  # Nova, Keystone
-                said = f"{said.rstrip('.')}; {MAY_NOT}"
+            reason = _message(answer)
+            if answer.status_code == FORBIDDEN and ("Policy" in reason or "not authorized" in reason):  # Nova, Keystone
+                reason = f"{reason.rstrip('.')}; {MAY_NOT}"
             raise CloudError(
-                f"cloud {self.name}: {method} {service} {path}: {answer.status_code} {said}", answer.status_code
+                f"cloud {self.name}: {method} {service} {path}: {answer.status_code} {reason}", answer.status_code
             )
         return dict(answer.json()) if answer.content else {}
 
@@ -156,9 +156,9 @@ class CloudApi:
         finally:
             self.counted.add(service, status, monotonic() - began)
         if answer.status_code >= 400:
-            said = _message(answer)
+            reason = _message(answer)
             raise CloudError(
-                f"cloud {self.name}: PUT {service} {path}: {answer.status_code} {said}", answer.status_code
+                f"cloud {self.name}: PUT {service} {path}: {answer.status_code} {reason}", answer.status_code
             )
 
     def pages(self, service: str, path: str, key: str, **query: object) -> Iterator[dict[str, Any]]:
@@ -199,12 +199,12 @@ class CloudApi:
     def address(self, service: str) -> str:
         """Return the address of a service, as the catalogue has it. Raises CloudError."""
         try:
-            found = self._connection.config.get_session_endpoint(service)
+            endpoint = self._connection.config.get_session_endpoint(service)
         except (auth_errors.ClientException, sdk_errors.SDKException) as error:
             raise CloudError(f"cloud {self.name}: {_explain(error)}") from None
-        if not found:
+        if not endpoint:
             raise CloudError(f"cloud {self.name} has no service of type {service} in its catalogue")
-        return str(found)
+        return str(endpoint)
 
     def token(self) -> None:
         """Log in. Raises CloudError."""
@@ -277,8 +277,8 @@ class CloudApi:
 def date_of(header: str | None) -> datetime | None:
     """Return the time of an answer's ``Date``; None without one, or where it is none."""
     try:
-        found = parsedate_to_datetime(header) if header else None
-        return found.astimezone(UTC) if found and found.tzinfo else None
+        date = parsedate_to_datetime(header) if header else None
+        return date.astimezone(UTC) if date and date.tzinfo else None
     except (ValueError, OverflowError):
         return None
 

@@ -58,8 +58,8 @@ class ComputeService:
             self._write({"status": "disabled", "disabled_reason": str(tag)})
         if force:  # only once it is written down that it was us
             self._write({"forced_down": True})
-        seen = self.look()
-        if seen.enabled or tag_of(seen.disabled_reason) is None or (force and not seen.forced_down):
+        observed = self.look()
+        if observed.enabled or tag_of(observed.disabled_reason) is None or (force and not observed.forced_down):
             raise BlockedError(f"nova-compute on {self.host} was closed, and is open again: somebody else is at it")
         return tag
 

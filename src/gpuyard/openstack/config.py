@@ -42,9 +42,9 @@ class Elsewhere:
         if document is None:
             return cls()
         if isinstance(document, dict) and document.keys() <= {"limits", "projects"}:
-            found = {"": document.get("limits", "")}, document.get("projects", {})
-            if all(isinstance(one, dict) and all(map(_is_text, (*one, *one.values()))) for one in found):
-                return cls(found[0][""], dict(found[1]), clouds_file)
+            parts = {"": document.get("limits", "")}, document.get("projects", {})
+            if all(isinstance(part, dict) and all(map(_is_text, (*part, *part.values()))) for part in parts):
+                return cls(parts[0][""], dict(parts[1]), clouds_file)
         raise UsageError(
             f"cloud {cloud}: {ELSEWHERE!r} in clouds.yaml has 'limits', a cloud, and 'projects', clouds by the ids of "
             "projects; 'gpuyard site bootstrap' writes it"
@@ -78,17 +78,19 @@ def find_cloud(cloud: str | None, clouds_file: Path | None, timeout: float | Non
         if not isinstance(error, WRONG):
             raise
         do = "name one of clouds.yaml with --os-cloud or OS_CLOUD"
-        said = str(error).rstrip(".")
+        reason = str(error).rstrip(".")
         if cloud:
-            raise UsageError(f"cloud {cloud} cannot be used: {said}; {do}") from None
+            raise UsageError(f"cloud {cloud} cannot be used: {reason}; {do}") from None
         # Without any of the OS_* variables the SDK's words are about one of them that nobody wanted to set.
-        raise NoCloudError("no cloud is named" + ("" if "auth_url" in said else f": {said}") + f"; {do}") from None
+        raise NoCloudError("no cloud is named" + ("" if "auth_url" in reason else f": {reason}") + f"; {do}") from None
 
 
 def refuse_broken(clouds_file: Path | None) -> None:
     """Raise UsageError when the clouds.yaml that is used cannot be read as one, which openstacksdk passes over."""
     named = clouds_file or os.environ.get("OS_CLIENT_CONFIG_FILE")
-    path = next((Path(one) for one in ([named] if named else CONFIG_FILES) if os.path.exists(one)), None)
+    path = next(
+        (Path(candidate) for candidate in ([named] if named else CONFIG_FILES) if os.path.exists(candidate)), None
+    )
     if path is None:
         return
     try:
@@ -101,6 +103,6 @@ def refuse_broken(clouds_file: Path | None) -> None:
     clouds = document.get("clouds") if isinstance(document, dict) else None
     if not isinstance(clouds, dict):
         raise UsageError(f"{path} has no 'clouds:' with the clouds by name; see openstacksdk's page on clouds.yaml")
-    for name, one in clouds.items():
-        if not isinstance(one, dict):
+    for name, entry in clouds.items():
+        if not isinstance(entry, dict):
             raise UsageError(f"{path}: cloud {name} has no settings; write auth, region_name and so on below its name")

@@ -43,11 +43,11 @@ class ClosedTag:
 
 def tag_of(reason: str) -> ClosedTag | None:
     """Parse a reason; None where somebody else wrote it."""
-    found = PATTERN.fullmatch(reason)
-    if found is None:
+    match = PATTERN.fullmatch(reason)
+    if match is None:
         return None
-    since = datetime.strptime(found["since"], ISO).replace(tzinfo=UTC)
-    return ClosedTag(Purpose(found["purpose"]), since, bool(found["forced"]), found["before"])
+    since = datetime.strptime(match["since"], ISO).replace(tzinfo=UTC)
+    return ClosedTag(Purpose(match["purpose"]), since, bool(match["forced"]), match["before"])
 
 
 class Purpose(StrEnum):

@@ -38,16 +38,18 @@ def see_gpus(
     providers that it has allocations of.
     """
     names = {provider.id: provider.name for provider in providers.values() if provider.root_id != provider.id}
-    holders = {names[one]: server for server, ids in held.items() for one in ids if one in names}
+    holders = {
+        names[provider_id]: server for server, ids in held.items() for provider_id in ids if provider_id in names
+    }
     unexplained = providers.keys() - allocatable - holders.keys()
     odd = {gpu.provider_name: gpu for gpu in gpus if not gpu.blocked and gpu.provider_name in unexplained}
-    found = cloud.each(lambda name: _look(cloud, odd[name], providers[name].id), odd)
-    by_verdict = {verdict: frozenset(n for n, (one, _) in found.items() if one is verdict) for verdict in WhyNot}
+    verdicts = cloud.each(lambda name: _look(cloud, odd[name], providers[name].id), odd)
+    by_verdict = {verdict: frozenset(n for n, (why, _) in verdicts.items() if why is verdict) for verdict in WhyNot}
     return GpusSeen(
         allocatable=allocatable | by_verdict[WhyNot.FREED],
-        holders=holders | {name: found[name][1] for name in by_verdict[WhyNot.CONSUMER]},
+        holders=holders | {name: verdicts[name][1] for name in by_verdict[WhyNot.CONSUMER]},
         reserved=by_verdict[WhyNot.RESERVED],
-        unexplained={name: found[name][1] for name in by_verdict[WhyNot.OTHER_CLASS]},
+        unexplained={name: verdicts[name][1] for name in by_verdict[WhyNot.OTHER_CLASS]},
     )
 
 
@@ -56,6 +58,6 @@ def _look(cloud: Reader, gpu: Gpu, provider: str) -> tuple[WhyNot, str]:
     stock, consumers = cloud.stock(provider), cloud.consumers(provider)
     verdict = why_not(gpu.resource_class, stock, consumers)
     if verdict is WhyNot.OTHER_CLASS:
-        seen = ", ".join(sorted(stock)) or "nothing"
-        return verdict, f"Placement has it as {seen}, not as {gpu.resource_class}: deploy the site's Nova options"
+        classes = ", ".join(sorted(stock)) or "nothing"
+        return verdict, f"Placement has it as {classes}, not as {gpu.resource_class}: deploy the site's Nova options"
     return verdict, min(consumers, default="")

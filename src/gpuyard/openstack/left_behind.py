@@ -46,8 +46,8 @@ class MovedServers:
     def read(self, cloud: Reader, rows: Collection[ServerRow]) -> frozenset[str]:
         """Return the ids of those of `rows` that are where Nova says, and not on their way anywhere. Two calls for each
         that is new or has changed."""
-        asked = {row.id: row for row in rows if self.known.get(row.id) != _stamp(row)}
-        arrived = cloud.each(lambda id: _has_arrived(cloud, asked[id]), asked)
+        changed = {row.id: row for row in rows if self.known.get(row.id) != _stamp(row)}
+        arrived = cloud.each(lambda id: _has_arrived(cloud, changed[id]), changed)
         self.known = {row.id: _stamp(row) for row in rows if arrived.get(row.id, True)}
         return frozenset(self.known)
 
@@ -68,11 +68,11 @@ def split_left_behind(
         for name, id in holders.items()
         if (row := servers.get(id)) is not None and row.host is not None and _stays(row)
     }
-    here = {name: row for name, row in resting.items() if roots.get(providers[name].root_id, row.host) == row.host}
-    elsewhere = {name: row for name, row in resting.items() if name not in here and row.settled}
-    doubtful = elsewhere | pools.beyond(here)
-    there = moved.read(cloud, {row.id: row for row in doubtful.values()}.values())
-    left = {name: row.id for name, row in doubtful.items() if row.id in there}
+    on_host = {name: row for name, row in resting.items() if roots.get(providers[name].root_id, row.host) == row.host}
+    elsewhere = {name: row for name, row in resting.items() if name not in on_host and row.settled}
+    doubtful = elsewhere | pools.beyond(on_host)
+    arrived = moved.read(cloud, {row.id: row for row in doubtful.values()}.values())
+    left = {name: row.id for name, row in doubtful.items() if row.id in arrived}
     # While Nova does something to the server, what was left behind before that is still not the server's.
     left |= {
         name: id
@@ -97,17 +97,17 @@ class PoolsAsked:
     def beyond(self, holders: Mapping[str, ServerRow]) -> dict[str, ServerRow]:
         """Return those of `holders`, which has whole GPUs by the names of their providers, that are more than the
         server's flavor asks for. None of a server whose flavor asks by anything but aliases of the site."""
-        held: dict[tuple[str, str], list[str]] = {}
+        names_by_pool: dict[tuple[str, str], list[str]] = {}
         for name, row in sorted(holders.items()):
             if name in self._pool_of:
-                held.setdefault((row.id, self._pool_of[name]), []).append(name)
-        found: dict[str, ServerRow] = {}
-        for (_, pool), names in held.items():
+                names_by_pool.setdefault((row.id, self._pool_of[name]), []).append(name)
+        excess: dict[str, ServerRow] = {}
+        for (_, pool), names in names_by_pool.items():
             row = holders[names[0]]
-            asked = self._asked(row)
-            if asked is not None:
-                found |= dict.fromkeys(names[asked.get(pool, 0) :], row)
-        return found
+            requested = self._asked(row)
+            if requested is not None:
+                excess |= dict.fromkeys(names[requested.get(pool, 0) :], row)
+        return excess
 
     def _asked(self, row: ServerRow) -> dict[str, int] | None:
         """By pool."""

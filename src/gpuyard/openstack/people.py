@@ -180,7 +180,7 @@ class KeystonePeople:
             if project.get("id") in enabled:
                 projects[project["id"]] = project
                 roles.setdefault(project["id"], set()).add(assignment["role"]["name"].lower())
-        memberships = [_membership(projects[id], found) for id, found in roles.items()]
+        memberships = [_membership(projects[id], role_names) for id, role_names in roles.items()]
         memberships.sort(key=lambda membership: (membership.project, membership.project_id))
         return Account(user_id, shown_user(user["name"], domain), user.get("email") or "", tuple(memberships))
 
@@ -232,51 +232,53 @@ class KeystonePeople:
                 raise
             LOG.warning("changed passwords end no sessions, since Keystone does not say which were changed: %s", error)
             return {}
-        found: dict[str, datetime] = {}
+        until_by_user: dict[str, datetime] = {}
         for event in events:
             if event.keys() <= WHOLE_USER:
                 until = datetime.fromisoformat(event["issued_before"])
-                found[event["user_id"]] = max(until, found.get(event["user_id"], until))
-        return found
+                until_by_user[event["user_id"]] = max(until, until_by_user.get(event["user_id"], until))
+        return until_by_user
 
     def projects(self, name_or_id: str) -> Sequence[KeystoneProject]:
-        found = self._known("project", name_or_id, shown)
-        return [KeystoneProject(id, name) for id, name in found.items()]
+        names_by_id = self._known("project", name_or_id, shown)
+        return [KeystoneProject(id, name) for id, name in names_by_id.items()]
 
     def users(self, name_or_id: str) -> Sequence[str]:
         return list(self._known("user", name_or_id, shown_user))
 
-    def _known(self, kind: str, wanted: str, spell: Callable[[str, Mapping[str, Any]], str]) -> dict[str, str]:
+    def _known(self, kind: str, name_or_id: str, spell: Callable[[str, Mapping[str, Any]], str]) -> dict[str, str]:
         """Id -> name as it is shown, of those that are meant."""
-        if not wanted:
+        if not name_or_id:
             return {}
-        if ID.fullmatch(wanted):
-            row = self._get_or_none(f"/{kind}s/{wanted}", kind)
+        if ID.fullmatch(name_or_id):
+            row = self._get_or_none(f"/{kind}s/{name_or_id}", kind)
             if row is not None:
                 domain = self._api.get("identity", f"/domains/{row['domain_id']}")["domain"]
                 return {row["id"]: spell(row["name"], domain)}
         # As it is in the default domain, and as NAME@DOMAIN; names may have an @ of their own.
-        places = [(wanted, {"id": DOMAIN, "name": ""})]
-        name, _, domain_name = wanted.rpartition("@")
+        places = [(name_or_id, {"id": DOMAIN, "name": ""})]
+        name, _, domain_name = name_or_id.rpartition("@")
         if name and domain_name:
-            places += [(name, one) for one in self._api.get("identity", "/domains", name=domain_name)["domains"]]
+            places += [
+                (name, candidate) for candidate in self._api.get("identity", "/domains", name=domain_name)["domains"]
+            ]
             if domain_name == DOMAIN:
                 places.append((name, {"id": DOMAIN, "name": ""}))
-        found = {
+        names_by_id = {
             row["id"]: spell(row["name"], domain)
             for name, domain in places
             for row in self._api.get("identity", f"/{kind}s", name=name, domain_id=domain["id"])[f"{kind}s"]
         }
-        return {id: name for id, name in found.items() if name.lower() == wanted.lower()}
+        return {id: name for id, name in names_by_id.items() if name.lower() == name_or_id.lower()}
 
     def _get_or_none(self, path: str, key: str) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = self._api.get("identity", path)[key]
+            row: dict[str, Any] = self._api.get("identity", path)[key]
         except CloudError as error:
             if error.status == NOT_FOUND:
                 return None
             raise
-        return found
+        return row
 
 
 def _membership(project: Mapping[str, Any], roles: set[str]) -> Membership:
@@ -287,10 +289,10 @@ def _membership(project: Mapping[str, Any], roles: set[str]) -> Membership:
     )
 
 
-def _why_refused(said: str) -> str:
+def _why_refused(message: str) -> str:
     """Keystone says no more than that it refuses, but for what the person can mend."""
-    if "required_auth_methods" in said:
+    if "required_auth_methods" in message:
         return "This user needs more than a password to log in; use single sign-on, or a token for the API."
-    if "password is expired" in said:
+    if "password is expired" in message:
         return "The password has expired; set a new one in Keystone, as with 'openstack user password set'."
     return "Keystone does not know this user, or the password or the domain is wrong, or the user is disabled."

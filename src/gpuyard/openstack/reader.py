@@ -41,13 +41,13 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown()
 
-    def later(self, ask: Callable[Given, Something], *given: Given.args, **named: Given.kwargs) -> Future[Something]:
-        return self._threads.submit(carried(ask), *given, **named)
+    def later(self, ask: Callable[Given, Something], *args: Given.args, **named: Given.kwargs) -> Future[Something]:
+        return self._threads.submit(carried(ask), *args, **named)
 
     def each(self, ask: Callable[[Key], Something], keys: Iterable[Key]) -> dict[Key, Something]:
         """Return the answer for each key; they are asked at the same time."""
-        wanted = list(dict.fromkeys(keys))
-        return dict(zip(wanted, self._threads.map(carried(ask), wanted), strict=True))
+        unique_keys = list(dict.fromkeys(keys))
+        return dict(zip(unique_keys, self._threads.map(carried(ask), unique_keys), strict=True))
 
     def members(self, service: str, path: str, key: str, **query: object) -> list[dict[str, Any]]:
         return list(self.api.get(service, path, **query)[key])
@@ -64,8 +64,8 @@ class Reader:
         Nova leaves them out (nova 34.0.0, api/openstack/compute/servers.py, `_is_cell_down_supported`), and one
         without pages ends after a thousand. `services` tells.
         """
-        found = self.pages("compute", "/servers/detail", "servers", all_tenants=1, **query)
-        return tuple(ServerRow.of(row) for row in found)
+        servers = self.pages("compute", "/servers/detail", "servers", all_tenants=1, **query)
+        return tuple(ServerRow.of(row) for row in servers)
 
     def has_server(self, identity: str) -> bool:
         """Return whether Nova knows a server of that id, also one that it has deleted softly."""
@@ -95,23 +95,23 @@ class Reader:
         """Return the actions on a server, also a deleted one; nothing when Nova has forgotten it."""
         nothing: list[dict[str, Any]] = []
         path = f"/servers/{server}/os-instance-actions"
-        found = unless_gone(lambda: self.members("compute", path, "instanceActions"), nothing)
-        return [ActionRow.of(row) for row in found]
+        actions = unless_gone(lambda: self.members("compute", path, "instanceActions"), nothing)
+        return [ActionRow.of(row) for row in actions]
 
     def parts(self, server: str, request: str) -> dict[str, datetime | None]:
         """Return the parts of an action that have begun, each with when it ended well; None where it has not (yet)."""
         path = f"/servers/{server}/os-instance-actions/{request}"
         nothing: dict[str, Any] = {"instanceAction": {}}
-        found = unless_gone(lambda: self.api.get("compute", path), nothing)["instanceAction"].get("events", ())
-        return {row["event"]: rows.moment(row["finish_time"]) if row["result"] == "Success" else None for row in found}
+        events = unless_gone(lambda: self.api.get("compute", path), nothing)["instanceAction"].get("events", ())
+        return {row["event"]: rows.moment(row["finish_time"]) if row["result"] == "Success" else None for row in events}
 
     def words_of(self, server: str, request: str) -> str:
         """Return the error of an action, from its last part that failed: an error of Nova's by name, or the last line
         of the traceback that admins get; empty when nothing went wrong."""
         path = f"/servers/{server}/os-instance-actions/{request}"
         nothing: dict[str, Any] = {"instanceAction": {}}
-        found = unless_gone(lambda: self.api.get("compute", path), nothing)["instanceAction"]
-        failed = [row for row in found.get("events", ()) if row["result"] == "Error"]
+        action = unless_gone(lambda: self.api.get("compute", path), nothing)["instanceAction"]
+        failed = [row for row in action.get("events", ()) if row["result"] == "Error"]
         lines = [line for row in failed[-1:] for line in str(row.get("traceback") or "").splitlines() if line.strip()]
         raised = RAISED.search(lines[-1]) if lines else None
         return raised[1] if raised else lines[-1].strip() if lines else ""
@@ -122,8 +122,8 @@ class Reader:
 
     def access(self, flavor: str) -> frozenset[str]:
         """Return the ids of the projects that may use a private flavor."""
-        found = self.members("compute", f"/flavors/{flavor}/os-flavor-access", "flavor_access")
-        return frozenset(row["tenant_id"] for row in found)
+        entries = self.members("compute", f"/flavors/{flavor}/os-flavor-access", "flavor_access")
+        return frozenset(row["tenant_id"] for row in entries)
 
     def hypervisors(self) -> list[Hypervisor]:
         return [Hypervisor.of(row) for row in self.pages("compute", "/os-hypervisors/detail", "hypervisors")]
@@ -131,8 +131,8 @@ class Reader:
     def services(self, **query: object) -> dict[str, HostService]:
         """Return the nova-compute of each host, or of one ``host``. Those of a cell that does not answer are
         `silent`."""
-        found = self.members("compute", "/os-services", "services", binary="nova-compute", **query)
-        return {row["host"]: rows.service_of(row) for row in found}
+        services = self.members("compute", "/os-services", "services", binary="nova-compute", **query)
+        return {row["host"]: rows.service_of(row) for row in services}
 
     def require_heard(self, host: str) -> None:
         """Raise SilentCellError when the cell of a host does not answer."""
@@ -146,13 +146,13 @@ class Reader:
     def migrations(self, **query: object) -> dict[str, MigrationSeen]:
         """Return all migrations that Nova remembers, or those of a ``source_compute``, by id. It lists no single one,
         and none by a set of statuses."""
-        found = self.pages("compute", "/os-migrations", "migrations", **query)
+        migrations = self.pages("compute", "/os-migrations", "migrations", **query)
         return {
             row["uuid"]: MigrationSeen(
                 row["uuid"], row["instance_uuid"], row["status"], row["migration_type"], row["source_compute"],
                 row["dest_compute"], rows.moment(row.get("created_at")), _flavor_ids(row),
             )
-            for row in found
+            for row in migrations
         }  # fmt: skip
 
     def migrations_if_allowed(self, **query: object) -> dict[str, MigrationSeen] | None:
@@ -180,19 +180,19 @@ class Reader:
 
     def tree(self, root: str) -> list[Provider]:
         """Return a root provider and all below it, under the names that Placement has."""
-        found = self.members("placement", "/resource_providers", "resource_providers", in_tree=root)
-        return [rows.provider_of(row) for row in found]
+        providers = self.members("placement", "/resource_providers", "resource_providers", in_tree=root)
+        return [rows.provider_of(row) for row in providers]
 
     def able(self, **query: object) -> frozenset[str] | None:
         """Return the ids of the providers that match a query; None when Placement does not know a class or trait in it:
         then no nova-compute has reported it."""
         try:
-            found = self.members("placement", "/resource_providers", "resource_providers", **query)
+            providers = self.members("placement", "/resource_providers", "resource_providers", **query)
         except CloudError as error:
             if error.status == BAD_REQUEST:
                 return None
             raise
-        return frozenset(row["uuid"] for row in found)
+        return frozenset(row["uuid"] for row in providers)
 
     def stock(self, provider: str) -> dict[str, Stock]:
         """Return the stock of a provider, by class; nothing when it is gone."""
@@ -212,14 +212,14 @@ class Reader:
 
     def allocations(self, consumer: str) -> dict[str, dict[str, int]]:
         """Return id of a provider -> class -> amount that a consumer has of it."""
-        found = self.api.get("placement", f"/allocations/{consumer}")["allocations"]
-        return {provider: row["resources"] for provider, row in found.items()}
+        allocations = self.api.get("placement", f"/allocations/{consumer}")["allocations"]
+        return {provider: row["resources"] for provider, row in allocations.items()}
 
     def project_usages(self, project: str) -> dict[str, int]:
         """Return class -> amount of a project. "all" makes no difference between servers and migrations, as Nova
         makes none."""
-        found = self.api.get("placement", "/usages", project_id=project, consumer_type="all")["usages"].get("all", {})
-        return {name: int(amount) for name, amount in found.items() if name != "consumer_count"}
+        usages = self.api.get("placement", "/usages", project_id=project, consumer_type="all")["usages"].get("all", {})
+        return {name: int(amount) for name, amount in usages.items() if name != "consumer_count"}
 
     # Keystone.
 
@@ -235,8 +235,8 @@ class Reader:
         region = region_of(self.api, service)
 
         def ask(key: str, **more: object) -> list[LimitRow]:
-            found = self.members("identity", f"/{key}", key, service_id=service, **more)
-            return [LimitRow.of(row) for row in found if row["region_id"] == region]
+            limits = self.members("identity", f"/{key}", key, service_id=service, **more)
+            return [LimitRow.of(row) for row in limits if row["region_id"] == region]
 
         return ask("registered_limits"), ask("limits", **query)
 
@@ -260,8 +260,8 @@ class Names:
     """Cache of names of users and projects, as the site file has them. An id stands for itself when its owner is
     deleted, or is kept where we may not look."""
 
-    def __init__(self, known: Mapping[tuple[str, str], str] | None = None) -> None:
-        self._known = dict(known or {})
+    def __init__(self, known_names: Mapping[tuple[str, str], str] | None = None) -> None:
+        self._known = dict(known_names or {})
 
     def learn(self, cloud: Reader, users: Iterable[str] = (), projects: Iterable[str] = ()) -> None:
         unknown = {("user", user) for user in users} | {("project", project) for project in projects}

@@ -217,9 +217,9 @@ def below(tree: Sequence[Provider], root: str) -> Iterable[Provider]:
     """Yield the providers below a root, parents before their children."""
     parents = {root}
     while parents:
-        found = [one for one in tree if one.parent_id in parents]
-        yield from found
-        parents = {one.id for one in found}
+        children = [provider for provider in tree if provider.parent_id in parents]
+        yield from children
+        parents = {child.id for child in children}
 
 
 def moment(text: str | None) -> datetime | None:

@@ -208,9 +208,9 @@ class NovaServers:
                 "compute", "/servers/detail", "servers", tags=",".join(self._tags), limit=PAGE, deleted=False
             )
             # Nova lists one that it has just deleted for a moment more.
-            there = [row for row in rows if row["status"] != DELETED]
-        self._tell_others(frozenset(str(row["name"]) for row in there if not self._is_our_yards(row)))
-        return [_seen(row) for row in there if self._is_ours(row)]
+            existing = [row for row in rows if row["status"] != DELETED]
+        self._tell_others(frozenset(str(row["name"]) for row in existing if not self._is_our_yards(row)))
+        return [_seen(row) for row in existing if self._is_ours(row)]
 
     def all_cells_answer(self) -> bool:
         with _told():
@@ -268,12 +268,12 @@ class NovaServers:
 
     def _row(self, server_id: str) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = self._ask("GET", f"/servers/{server_id}")["server"]
+            row: dict[str, Any] = self._ask("GET", f"/servers/{server_id}")["server"]
         except ServerError as error:
             if error.status == NOT_FOUND:
                 return None
             raise
-        return found
+        return row
 
     def require_network(self) -> None:
         """Raise ServerError when it is not clear which network servers are to be in."""
@@ -287,19 +287,19 @@ class NovaServers:
     def _id(self, kind: str, name: str) -> str:
         """Of a flavor, an image or a network by its name. Raises ServerError with ServerProblem.REFUSED."""
         with self._lock:
-            since, found = self._known.get((kind, name), (0.0, ""))
-        if found and self._steady() - since < KNOWN:
-            return found
+            since, identity = self._known.get((kind, name), (0.0, ""))
+        if identity and self._steady() - since < KNOWN:
+            return identity
         with _told():
-            found = self._find(kind, name)
-        if not found:
+            identity = self._find(kind, name)
+        if not identity:
             raise ServerError(
                 f"cloud {self._api.name} has no {kind} {name!r} that the project of its servers can see",
                 None, ServerProblem.REFUSED,
             )  # fmt: skip
         with self._lock:
-            self._known[kind, name] = self._steady(), found
-        return found
+            self._known[kind, name] = self._steady(), identity
+        return identity
 
     def _find(self, kind: str, name: str) -> str:
         if kind == "flavor":
@@ -315,8 +315,8 @@ class NovaServers:
             query = {"name": name, "status": "active", "sort": "created_at:desc", "limit": limit}
             return list(self._api.get("image", "/images", **query, **whose)["images"])
 
-        found = [*named(1, owner=self._api.project), *named(1, visibility="public")]
-        newest = max(found, key=lambda row: str(row["created_at"]), default=None)
+        candidates = [*named(1, owner=self._api.project), *named(1, visibility="public")]
+        newest = max(candidates, key=lambda row: str(row["created_at"]), default=None)
         for row in named(PAGE, visibility="shared"):
             if newest is not None and row["created_at"] <= newest["created_at"]:
                 break
@@ -412,8 +412,8 @@ def open_servers_project(
     operator's own, which then need a role there. `key`: where the site file names it. Raises UsageError and
     CloudError.
     """
-    found = api.get("identity", "/projects", name=project, domain_id=DOMAIN)["projects"]
-    rows = [row for row in found if row["name"] == project]
+    projects = api.get("identity", "/projects", name=project, domain_id=DOMAIN)["projects"]
+    rows = [row for row in projects if row["name"] == project]
     if not rows:
         raise UsageError(
             f"{key}.project: cloud {api.name} has no project {project!r} in its default domain; "

@@ -57,9 +57,9 @@ class SnapshotTaker:
             # The servers first: what one of them holds is then read later than the server itself, and a GPU that
             # changed hands in between shows as unexplained for one round instead of as somebody else's.
             listed = cloud.servers()
-            said = self._api.date
-            clock = said - timedelta(seconds=monotonic() - began) if said else None
-            servers = {one.id: one for one in listed if one.asks_devices and one.status != SHELVED}
+            cloud_time = self._api.date
+            clock = cloud_time - timedelta(seconds=monotonic() - began) if cloud_time else None
+            servers = {row.id: row for row in listed if row.asks_devices and row.status != SHELVED}
             services = cloud.later(cloud.services)
             sizes = frozenset().union(*self._smallest.values())
             ones = {
@@ -67,80 +67,88 @@ class SnapshotTaker:
             }
             able = {what: cloud.later(_able, cloud, what) for what in {*sizes, *ones}}
             providers = cloud.providers()
-            here = [one for one in listed if one.host in self._hosts]
-            owned = [*servers.values(), *here]
-            self._names.learn(cloud, {one.user for one in owned}, {one.project for one in owned})
+            residents = [row for row in listed if row.host in self._hosts]
+            owned = [*servers.values(), *residents]
+            self._names.learn(cloud, {row.user for row in owned}, {row.project for row in owned})
             can_serve = {what: later.result() for what, later in able.items()}
             self._forget(
                 servers, frozenset().union(*(can_serve[(pool_class, 1),] for pool_class in self._classes)), now
             )
             held = cloud.each(lambda server: self._held_by(cloud, servers[server], now), servers)
             names = {
-                what: frozenset(providers[one].name for one in ids if one in providers)
+                what: frozenset(providers[provider_id].name for provider_id in ids if provider_id in providers)
                 for what, ids in can_serve.items()
             }
             by_name = {provider.name: provider for provider in providers.values()}
             allocatable = frozenset().union(*(names[(pool_class, 1),] for pool_class in self._classes))
-            seen = see_gpus(cloud, self._whole, by_name, allocatable, held)
+            gpus = see_gpus(cloud, self._whole, by_name, allocatable, held)
             free = {question: names[question,] for question in self._units.questions}
             units = self._units.see(cloud, by_name, free, {server: held[server] for server in _by_age(servers)})
-            whole = {name: who for name, who in seen.holders.items() if name not in self._units.devices}
+            whole = {name: who for name, who in gpus.holders.items() if name not in self._units.devices}
             holders, left = split_left_behind(
                 cloud, self._moved, by_name | units.providers, servers, whole | units.holders, self._asked
             )
-            there = services.result()
+            host_services = services.result()
             return Snapshot(
                 taken_at=now,
                 providers=by_name | units.providers,
-                allocatable=seen.allocatable | units.allocatable,
+                allocatable=gpus.allocatable | units.allocatable,
                 holders=holders,
-                reserved=seen.reserved | units.reserved,
+                reserved=gpus.reserved | units.reserved,
                 roomy_hosts={
                     pool: frozenset().union(*(names[amounts] for amounts in smallest))
                     for pool, smallest in self._smallest.items()
                 },
                 servers={server.id: server.named(*self._names.owners(server)) for server in servers.values()},
-                services=there,
+                services=host_services,
                 calls=self._api.calls - before,
-                unexplained={**seen.unexplained, **units.unexplained},
+                unexplained={**gpus.unexplained, **units.unexplained},
                 left_behind=left,
                 residents={
                     host: servers
-                    for host, servers in self._by_host(here).items()
-                    if host not in there or not there[host].silent
+                    for host, servers in self._by_host(residents).items()
+                    if host not in host_services or not host_services[host].silent
                 },
                 clock=clock,
             )
 
     def _by_host(self, rows: Iterable[ServerRow]) -> dict[str, tuple[Server, ...]]:
-        found: dict[str, list[Server]] = {host: [] for host in self._hosts}
+        servers_by_host: dict[str, list[Server]] = {host: [] for host in self._hosts}
         for row in rows:
             if row.host is not None:
-                found[row.host].append(row.named(*self._names.owners(row)))
-        return {host: tuple(servers) for host, servers in found.items()}
+                servers_by_host[row.host].append(row.named(*self._names.owners(row)))
+        return {host: tuple(servers) for host, servers in servers_by_host.items()}
 
     def _forget(self, servers: Collection[str], allocatable: frozenset[str], now: datetime) -> None:
         """What must be asked again: of servers that are gone, of those that cannot have any more what they had, and of
         some of those that were asked long ago. `allocatable`: ids of the providers of GPUs that can be had."""
-        known = self._held_by_server
-        old = [server for server, held in islice(known.items(), FORGET_AT_ONCE) if now - held.asked > FORGET_AFTER]
-        wrong = [server for server, held in known.items() if server not in servers or held.amounts.keys() & allocatable]
+        held_by_server = self._held_by_server
+        old = [
+            server for server, held in islice(held_by_server.items(), FORGET_AT_ONCE) if now - held.asked > FORGET_AFTER
+        ]
+        wrong = [
+            server
+            for server, held in held_by_server.items()
+            if server not in servers or held.amounts.keys() & allocatable
+        ]
         for server in {*old, *wrong}:
-            del known[server]
+            del held_by_server[server]
 
     def _held_by(self, cloud: Reader, server: ServerRow, now: datetime) -> Mapping[str, int]:
         """Ids of the providers that a server has allocations on, each with how much of it, asked again when Nova says
         that it changed."""
         settled = server.task is None and server.status != "BUILD"
         stamp = (server.updated, server.status, server.host)
-        known = self._held_by_server.get(server.id)
-        if settled and known is not None and known.stamp == stamp:
-            return known.amounts
-        held = {provider: sum(amounts.values()) for provider, amounts in cloud.allocations(server.id).items()}
+        cached = self._held_by_server.get(server.id)
+        if settled and cached is not None and cached.stamp == stamp:
+            return cached.amounts
+        amounts_by_provider = {
+            provider: sum(amounts.values()) for provider, amounts in cloud.allocations(server.id).items()
+        }
         self._held_by_server.pop(server.id, None)
         if settled:
-            self._held_by_server[server.id] = _Held(stamp, held, now)
-        return held
+            self._held_by_server[server.id] = _Held(stamp, amounts_by_provider, now)
+        return amounts_by_provider
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,7 @@ class _Held:
 
 def _by_age(servers: Mapping[str, ServerRow]) -> list[str]:
     """Ids, the oldest server first."""
-    return sorted(servers, key=lambda one: (str(servers[one].created or ""), one))
+    return sorted(servers, key=lambda server: (str(servers[server].created or ""), server))
 
 
 def _able(cloud: Reader, amounts: Amounts) -> frozenset[str]:
@@ -179,8 +187,8 @@ def smallest_flavors(flavors: Iterable[FlavorObject]) -> dict[str, frozenset[Amo
     }
 
 
-def _undercuts(other: Sequence[int], one: Sequence[int]) -> bool:
-    return other != one and all(a <= b for a, b in zip(other, one, strict=True))
+def _undercuts(other: Sequence[int], size: Sequence[int]) -> bool:
+    return other != size and all(a <= b for a, b in zip(other, size, strict=True))
 
 
 def _amounts(size: tuple[int, int, int]) -> Amounts:

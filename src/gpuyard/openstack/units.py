@@ -85,62 +85,64 @@ class UnitReader:
         `providers`: by name. `able`: names of the providers that could serve a question now. `held`: server -> id of
         a provider -> how many it has of it, the oldest server first.
         """
-        there = {name: units for name, units in self._devices.items() if name in providers}
-        taken = {name: _of_device(providers[name].id, held) for name in there}
-        free = {name: _free(units, name, able) for name, units in there.items()}
-        odd = [name for name, units in there.items() if len(units) > free[name] + sum(taken[name].values())]
+        present = {name: units for name, units in self._devices.items() if name in providers}
+        taken = {name: _of_device(providers[name].id, held) for name in present}
+        free = {name: _free(units, name, able) for name, units in present.items()}
+        odd = [name for name, units in present.items() if len(units) > free[name] + sum(taken[name].values())]
         closer = cloud.each(lambda name: _ask(cloud, providers[name].id), odd)
-        found = UnitsSeen()
-        for name, units in there.items():
+        state = UnitsSeen()
+        for name, units in present.items():
             if name in closer:
-                self._closer(found, units, providers[name], taken[name], closer[name])
+                self._closer(state, units, providers[name], taken[name], closer[name])
             else:
-                self._seat(found, units, providers[name], taken[name], frozenset(), free[name])
-        self._seated.holders = found.holders
-        return found
+                self._seat(state, units, providers[name], taken[name], frozenset(), free[name])
+        self._seated.holders = state.holders
+        return state
 
     def _closer(
-        self, found: UnitsSeen, units: Sequence[Gpu], provider: Provider, taken: Mapping[str, int], look: _Closer
+        self, state: UnitsSeen, units: Sequence[Gpu], provider: Provider, taken: Mapping[str, int], look: _Closer
     ) -> None:
         """What is neither free nor a server's: held by us, held by an operator, somebody else's, or not there."""
         stock = look.stock.get(units[0].resource_class)
         if stock is None:
-            seen = ", ".join(sorted(look.stock)) or "nothing"
+            classes = ", ".join(sorted(look.stock)) or "nothing"
             for unit in units:
-                found.providers[unit.provider_name] = replace(provider, name=unit.provider_name)
-                found.unexplained[unit.provider_name] = (
-                    f"Placement has it as {seen}, not as {unit.resource_class}: deploy the site's Nova options"
+                state.providers[unit.provider_name] = replace(provider, name=unit.provider_name)
+                state.unexplained[unit.provider_name] = (
+                    f"Placement has it as {classes}, not as {unit.resource_class}: deploy the site's Nova options"
                 )
             return
         amounts = {who: mine.get(units[0].resource_class, 0) for who, mine in look.consumers.items()}
-        kept = frozenset(unit.provider_name for unit in units if hold_of(unit.provider_name) in amounts)
-        holds = {hold_of(name) for name in kept}
-        known = {who: amounts[who] for who in taken if who in amounts}
-        others = {who: amount for who, amount in sorted(amounts.items()) if who not in holds and who not in known}
+        on_hold = frozenset(unit.provider_name for unit in units if hold_of(unit.provider_name) in amounts)
+        holds = {hold_of(name) for name in on_hold}
+        server_amounts = {who: amounts[who] for who in taken if who in amounts}
+        others = {
+            who: amount for who, amount in sorted(amounts.items()) if who not in holds and who not in server_amounts
+        }
         free = stock.total - stock.reserved - sum(amounts.values())
-        self._seat(found, units, provider, {**known, **others}, kept, free, stock.reserved)
+        self._seat(state, units, provider, {**server_amounts, **others}, on_hold, free, stock.reserved)
 
     def _seat(
         self,
-        found: UnitsSeen,
+        state: UnitsSeen,
         units: Sequence[Gpu],
         provider: Provider,
         taken: Mapping[str, int],
-        kept: frozenset[str],
+        on_hold: frozenset[str],
         free: int,
         reserved: int = 0,
     ) -> None:
         """Say of each unit who has it; of the rest the first are free, then come those that somebody has reserved, and
         what is left then is not there."""
         names = [unit.provider_name for unit in units]
-        holders = seats(names, taken, kept, self._seated.holders)
-        held = [name for name in names if name in kept and name not in holders]
-        rest = [name for name in names if name not in holders and name not in kept]
-        found.holders |= holders
-        found.reserved |= {*held, *rest[max(0, free) : max(0, free) + reserved]}
-        found.allocatable |= {*rest[: max(0, free)]}
-        there = {*holders, *held, *rest[: max(0, free) + reserved]}
-        found.providers |= {name: replace(provider, name=name) for name in names if name in there}
+        holders = seats(names, taken, on_hold, self._seated.holders)
+        held = [name for name in names if name in on_hold and name not in holders]
+        rest = [name for name in names if name not in holders and name not in on_hold]
+        state.holders |= holders
+        state.reserved |= {*held, *rest[max(0, free) : max(0, free) + reserved]}
+        state.allocatable |= {*rest[: max(0, free)]}
+        present = {*holders, *held, *rest[: max(0, free) + reserved]}
+        state.providers |= {name: replace(provider, name=name) for name in names if name in present}
 
 
 def _of_device(provider: str, held: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

@@ -26,13 +26,13 @@ NOT_FOUND, CONFLICT = 404, 409
 class SiteApplier:
     """Carries steps out, one by one. It decides nothing, and carrying out a step twice changes nothing more."""
 
-    def __init__(self, api: CloudApi, seen: SeenObjects) -> None:
+    def __init__(self, api: CloudApi, observed: SeenObjects) -> None:
         self._api = api
-        self._seen = seen
-        self._flavor_ids = {item.flavor.name: item.id for item in seen.flavors}
-        self._limit_ids = {(item.limit.project, item.limit.resource): item.id for item in seen.limits}
-        self._aggregate_ids = {item.aggregate.name: item.id for item in seen.aggregates}
-        self._image_ids = {item.image.name: item.id for item in seen.images}
+        self._seen = observed
+        self._flavor_ids = {item.flavor.name: item.id for item in observed.flavors}
+        self._limit_ids = {(item.limit.project, item.limit.resource): item.id for item in observed.limits}
+        self._aggregate_ids = {item.aggregate.name: item.id for item in observed.aggregates}
+        self._image_ids = {item.image.name: item.id for item in observed.images}
 
     def apply(self, plan: SitePlan, report: Callable[[SiteStep], None]) -> None:
         """Carry out all steps in order; `report` is called before each. Raises CloudError at the first one that
@@ -80,16 +80,16 @@ class SiteApplier:
         self._properties(identity, before.extra_specs, after.extra_specs)
         self._access(identity, before.projects, after.projects)
 
-    def _create_flavor(self, identity: str, wanted: FlavorObject) -> None:
+    def _create_flavor(self, identity: str, flavor: FlavorObject) -> None:
         body = {
             "id": identity,
-            "name": wanted.name,
-            "vcpus": wanted.vcpus,
-            "ram": wanted.ram,
-            "disk": wanted.disk,
-            "OS-FLV-EXT-DATA:ephemeral": wanted.ephemeral,
-            "os-flavor-access:is_public": wanted.public,
-            "description": wanted.description,
+            "name": flavor.name,
+            "vcpus": flavor.vcpus,
+            "ram": flavor.ram,
+            "disk": flavor.disk,
+            "OS-FLV-EXT-DATA:ephemeral": flavor.ephemeral,
+            "os-flavor-access:is_public": flavor.public,
+            "description": flavor.description,
         }
         self._api.request("POST", "compute", "/flavors", {"flavor": body})
 
@@ -168,7 +168,7 @@ class SiteApplier:
                 self._api.request("POST", "compute", f"{path}/action", {f"{verb}_host": {"host": name}})
 
     def _image(self, step: ImageStep) -> None:
-        old, new = (one.properties if one else {} for one in (step.before, step.after))
+        old, new = (image.properties if image else {} for image in (step.before, step.after))
         patch = [
             {"op": "replace" if key in old else "add", "path": "/" + _pointer(key), "value": value}
             for key, value in new.items()
@@ -189,14 +189,14 @@ class SiteApplier:
 def apply_plan(
     api: CloudApi,
     compiled: CompiledSite,
-    seen: SeenObjects,
+    observed: SeenObjects,
     plan: SitePlan,
     report: Callable[[SiteStep], None],
     prune: bool = False,
 ) -> None:
     """Carry a plan out, then read the cloud again: raises CloudError unless it is as the site wants it."""
     try:
-        SiteApplier(api, seen).apply(plan, report)
+        SiteApplier(api, observed).apply(plan, report)
     except CloudError as error:
         hint = hidden_limits(api, compiled, plan.steps) if error.status == CONFLICT else ""
         if not hint:

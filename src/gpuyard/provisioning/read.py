@@ -64,7 +64,7 @@ def see_objects(cloud: Reader, compiled: CompiledSite | None, look_at_hosts: boo
         ),
         projects=projects,
         aggregates=tuple(SeenAggregate(row.id, _aggregate(row)) for row in aggregates.result()),
-        images=tuple(found for later in images for found in later.result()),
+        images=tuple(image for later in images for image in later.result()),
         hosts=frozenset(services.result()),
         up=frozenset(host for host, service in services.result().items() if service.up),
         busy=frozenset(row.host for row in hypervisors.result() if row.busy) if hypervisors else frozenset(),
@@ -100,11 +100,11 @@ def _aggregate(row: AggregateRow) -> AggregateObject:
     return AggregateObject(row.name, row.hosts, row.zone, metadata)
 
 
-def _images(cloud: Reader, wanted: ImageObject) -> list[SeenImage]:
+def _images(cloud: Reader, image: ImageObject) -> list[SeenImage]:
     """Glance's images of that name, with the properties that the site states. Others' own images are not meant."""
     return [
-        SeenImage(row["id"], ImageObject(row["name"], {key: str(row[key]) for key in wanted.properties if key in row}))
-        for row in cloud.members("image", "/images", "images", name=wanted.name, limit=PAGE)
+        SeenImage(row["id"], ImageObject(row["name"], {key: str(row[key]) for key in image.properties if key in row}))
+        for row in cloud.members("image", "/images", "images", name=image.name, limit=PAGE)
         if row["visibility"] == "public" or row["owner"] == cloud.api.project
     ]
 
@@ -112,31 +112,39 @@ def _images(cloud: Reader, wanted: ImageObject) -> list[SeenImage]:
 def _hosts_in_placement(cloud: Reader, configs: Sequence[ProviderConfig]) -> dict[str, Any]:
     """What hosts have of their provider.yaml, as `SeenObjects` has it: the inventory of each host that has one, and
     what else has classes of ours. Hosts that the site does not name (any more) are only found while they have room."""
-    wanted = {config.host: frozenset(config.inventories) for config in configs}
-    known = cloud.members("placement", "/resource_classes", "resource_classes")
-    ours = [row["name"] for row in known if OF_PROVIDER_CONFIGS.match(row["name"])]
+    classes_by_host = {config.host: frozenset(config.inventories) for config in configs}
+    known_classes = cloud.members("placement", "/resource_classes", "resource_classes")
+    ours = [row["name"] for row in known_classes if OF_PROVIDER_CONFIGS.match(row["name"])]
     traits = {trait for config in configs for trait in config.traits}
     with_class = cloud.each(lambda name: cloud.able(resources=f"{name}:1") or frozenset(), ours)
     with_trait = cloud.each(lambda name: cloud.able(required=name) or frozenset(), traits)
     providers = cloud.providers()
     others = frozenset[str]().union(*with_class.values())
     hosts = {
-        provider.name: provider for provider in providers.values() if provider.name in wanted or provider.id in others
+        provider.name: provider
+        for provider in providers.values()
+        if provider.name in classes_by_host or provider.id in others
     }
     stock = cloud.each(lambda host: cloud.stock(hosts[host].id), hosts)
-    strays = {host: _ours(stock[host]) - wanted.get(host, frozenset()) for host in hosts}
+    strays = {host: _ours(stock[host]) - classes_by_host.get(host, frozenset()) for host in hosts}
     usages = cloud.each(lambda host: cloud.usages(hosts[host].id), [host for host in hosts if strays[host]])
     in_use = {host: frozenset(name for name in strays[host] if used.get(name)) for host, used in usages.items()}
     reported = {
-        name: {host for host in wanted if name in stock.get(host, {})} for names in wanted.values() for name in names
+        name: {host for host in classes_by_host if name in stock.get(host, {})}
+        for names in classes_by_host.values()
+        for name in names
     } | {
         trait: {c.host for c in configs if trait in c.traits and _id(hosts.get(c.host)) in members}
         for trait, members in with_trait.items()
     }
     return {
-        "reported": {name: frozenset(found) for name, found in reported.items()},
+        "reported": {name: frozenset(reporters) for name, reporters in reported.items()},
         # What can be had in all: 0 of what is reserved entirely.
-        "totals": {h: {name: one.total - one.reserved for name, one in stock[h].items()} for h in wanted if h in stock},
+        "totals": {
+            h: {name: inventory.total - inventory.reserved for name, inventory in stock[h].items()}
+            for h in classes_by_host
+            if h in stock
+        },
         "in_use": {host: names for host, names in in_use.items() if names},
     }
 

@@ -61,12 +61,16 @@ def access_to(resource: str, access: AccessFile, request: RunnerRequest, facts: 
         reason = f"no entry of access_control in {access.file} names the runner {resource!r}"
         return Access(False, (reason,), (Considered(reason, False),))
     policies = [policy for policy in access.policies if policy.id in attached]
-    here = [policy for policy in policies if _is_for(policy, request.repository)]
-    if not here:
-        have = f"they are for {_some([one.repository for one in policies])}" if policies else "it has none that counts"
+    applicable = [policy for policy in policies if _is_for(policy, request.repository)]
+    if not applicable:
+        have = (
+            f"they are for {_some([policy.repository for policy in policies])}"
+            if policies
+            else "it has none that counts"
+        )
         reason = f"none of the policies of {resource!r} is for the repository {request.repository}; {have}"
         return Access(False, (reason,), (Considered(reason, False),))
-    return _by_policies(here, request, facts)
+    return _by_policies(applicable, request, facts)
 
 
 def _by_policies(policies: Sequence[Policy], request: RunnerRequest, facts: PersonFacts) -> Access:
@@ -90,8 +94,8 @@ def _by_policies(policies: Sequence[Policy], request: RunnerRequest, facts: Pers
 
 
 def _is_for(policy: Policy, repository: str) -> bool:
-    wanted = policy.repository.lower()
-    return repository.lower() == wanted if "/" in wanted else repository.lower().partition("/")[2] == wanted
+    target = policy.repository.lower()
+    return repository.lower() == target if "/" in target else repository.lower().partition("/")[2] == target
 
 
 def _refusals(policy: Policy, request: RunnerRequest, facts: PersonFacts) -> Iterator[str]:

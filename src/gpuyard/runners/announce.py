@@ -56,32 +56,34 @@ class Announcement:
     at: datetime
 
 
-def announcement(job: Job, place: QueuePlace | None, said: Announcement | None, now: datetime) -> Announcement | None:
+def announcement(
+    job: Job, place: QueuePlace | None, previous: Announcement | None, now: datetime
+) -> Announcement | None:
     """Return the status to set for a job now; None when there is nothing new. `job.head_sha` must be known."""
-    wanted = _words(job, place, said, now)
-    if wanted is None or not job.head_sha:
+    desired = _words(job, place, previous, now)
+    if desired is None or not job.head_sha:
         return None
-    state, text = wanted
-    if said and (said.state, said.text) == wanted:
+    state, text = desired
+    if previous and (previous.state, previous.text) == desired:
         return None
-    if said and said.state == state == PENDING and now - said.at < EVERY:
+    if previous and previous.state == state == PENDING and now - previous.at < EVERY:
         return None
-    if said:
-        return replace(said, state=state, text=text, at=now)
-    name = " / ".join(one for one in (job.workflow, job.name or ", ".join(job.labels)) if one)
+    if previous:
+        return replace(previous, state=state, text=text, at=now)
+    name = " / ".join(part for part in (job.workflow, job.name or ", ".join(job.labels)) if part)
     return Announcement(job.repository, job.head_sha, f"gpuyard: {name}"[:100], state, text, now)
 
 
-def _words(job: Job, place: QueuePlace | None, said: Announcement | None, now: datetime) -> tuple[str, str] | None:
+def _words(job: Job, place: QueuePlace | None, previous: Announcement | None, now: datetime) -> tuple[str, str] | None:
     """State and text."""
     if job.state in (JobState.REFUSED, JobState.FAILED):
-        recent = said is not None or now - (job.changed or job.queued) < RECENT
+        recent = previous is not None or now - (job.changed or job.queued) < RECENT
         return (ERROR, _cut(job.reason or "gpuyard will not run it")) if recent else None
     if job.state is JobState.QUEUED:
-        if place is None or (said is None and now - job.queued < PATIENCE):
+        if place is None or (previous is None and now - job.queued < PATIENCE):
             return None
         return PENDING, _cut(_waits(place))
-    if said is None or job.state is JobState.HELD:
+    if previous is None or job.state is JobState.HELD:
         return None
     if job.state is JobState.COMPLETED and not job.runner:
         return SUCCESS, "It left the queue before it ran"
@@ -127,14 +129,18 @@ class Announcer:
         that were refused lately. `job` finds one by its id."""
         now, by_job = self._now(), {place.job: place for place in places}
         before = self._said
-        self._said = {id: one for id, one in before.items() if one.state == PENDING or now - one.at < KEPT}
+        self._said = {
+            id: announcement
+            for id, announcement in before.items()
+            if announcement.state == PENDING or now - announcement.at < KEPT
+        }
         looked = {job.id: job for job in jobs}
-        looked |= {id: found for id in self._said.keys() - looked.keys() if (found := job(id))}
-        self._said = {id: one for id, one in self._said.items() if id in looked}
+        looked |= {id: announced_job for id in self._said.keys() - looked.keys() if (announced_job := job(id))}
+        self._said = {id: announcement for id, announcement in self._said.items() if id in looked}
         done, left = 0, dict.fromkeys(self._clients, AT_ONCE)
-        for one in sorted(looked.values(), key=lambda each: each.queued):
-            if left.get(one.scope, 0) > 0 and self._say(one, by_job.get(one.id), now):
-                left[one.scope] -= 1
+        for candidate in sorted(looked.values(), key=lambda candidate: candidate.queued):
+            if left.get(candidate.scope, 0) > 0 and self._say(candidate, by_job.get(candidate.id), now):
+                left[candidate.scope] -= 1
                 done += 1
         if self._said != before:
             self._save(write_said(self._said))
@@ -142,19 +148,19 @@ class Announcer:
 
     def _say(self, job: Job, place: QueuePlace | None, now: datetime) -> bool:
         """Set the status of a job, if it is due. Returns whether that was done, or tried."""
-        client, said = self._clients[job.scope], self._said.get(job.id)
-        if not self._may(client, job.scope, now) or announcement(_with_sha(job), place, said, now) is None:
+        client, previous = self._clients[job.scope], self._said.get(job.id)
+        if not self._may(client, job.scope, now) or announcement(_with_sha(job), place, previous, now) is None:
             return False
         try:
-            sha = said.sha if said else job.head_sha or self._sha(client, job)
-            new = announcement(replace(job, head_sha=sha), place, said, now)
+            sha = previous.sha if previous else job.head_sha or self._sha(client, job)
+            new = announcement(replace(job, head_sha=sha), place, previous, now)
             if new is not None:
                 client.set_status(new.repository, new.sha, new.state, new.text, new.context, self._link(job))
         except GitHubError as error:
             if error.status != UNKNOWN_COMMIT:
                 self._failed(job, error, now)
                 return True
-        if new is not None and (said or len(self._said) < MOST_REMEMBERED):
+        if new is not None and (previous or len(self._said) < MOST_REMEMBERED):
             self._said = self._said | {job.id: new}
         return True
 
@@ -190,11 +196,18 @@ def job_link(portal: str, job: Job) -> str:
     return f"{portal.rstrip('/')}/job?{urlencode({'id': job.id})}" if portal else ""
 
 
-def write_said(said: Mapping[str, Announcement]) -> str:
+def write_said(announcements: Mapping[str, Announcement]) -> str:
     return json.dumps(
         {
-            id: [one.repository, one.sha, one.context, one.state, one.text, one.at.isoformat()]
-            for id, one in said.items()
+            id: [
+                announcement.repository,
+                announcement.sha,
+                announcement.context,
+                announcement.state,
+                announcement.text,
+                announcement.at.isoformat(),
+            ]
+            for id, announcement in announcements.items()
         },
         separators=(",", ":"),
     )
@@ -203,10 +216,10 @@ def write_said(said: Mapping[str, Announcement]) -> str:
 def read_said(text: str) -> dict[str, Announcement]:
     """Read what `write_said` has written; empty when the text is anything else."""
     try:
-        told = fields.row(json.loads(text or "{}"))
+        data = fields.row(json.loads(text or "{}"))
         return {
             id: Announcement(str(a), str(b), str(c), str(d), str(e), datetime.fromisoformat(at))
-            for id, (a, b, c, d, e, at) in told.items()
+            for id, (a, b, c, d, e, at) in data.items()
         }
     except (ValueError, TypeError, RecursionError):
         return {}

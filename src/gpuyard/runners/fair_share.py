@@ -26,13 +26,13 @@ def account(repository: str, gpus: int) -> str:
 def decayed(used: Iterable[GpuUse], now: datetime, half_life: timedelta) -> dict[str, float]:
     """Sum up use: `account` -> GPU-hours, or hours without GPUs, of which those of one half-life ago count half. Use
     that is not over is left out: the planner counts that with all that it may still take."""
-    found: dict[str, float] = defaultdict(float)
+    hours_by_account: dict[str, float] = defaultdict(float)
     scale = half_life / HOUR / log(2)
     for use in used:
         if use.end is not None and use.start < use.end <= now:
             weight = 2 ** ((use.end - now) / half_life) - 2 ** ((use.start - now) / half_life)
-            found[account(use.repository, use.gpus)] += max(use.gpus, 1) * scale * weight
-    return dict(found)
+            hours_by_account[account(use.repository, use.gpus)] += max(use.gpus, 1) * scale * weight
+    return dict(hours_by_account)
 
 
 def factor(hours: float, share: int, all_hours: float, all_shares: int) -> float:
@@ -81,4 +81,4 @@ def in_turn(turns: Iterable[QueueEntry], used: Mapping[str, float], overdue: flo
             ranked.append((rank, not late, 0.0 if late else hours / share, queued, id))
         taken[line] = hours + takes
     ranked.sort()
-    return [one[-1] for one in ranked]
+    return [entry[-1] for entry in ranked]

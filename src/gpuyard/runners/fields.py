@@ -43,51 +43,51 @@ def rows(value: Any, key: str = "", most: int = 1000) -> list[Mapping[str, Any]]
     """Return the objects of a list, or of the list that an object has as `key`."""
     if key:
         value = row(value).get(key)
-    return [one for one in value[:most] if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value[:most] if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def text(one: Mapping[str, Any], key: str, most: int = 1000) -> str:
+def text(data: Mapping[str, Any], key: str, most: int = 1000) -> str:
     """Return the text of a key; empty when there is none."""
-    value = one.get(key)
+    value = data.get(key)
     return printable(value[:most]) if isinstance(value, str) else ""
 
 
-def whole(one: Mapping[str, Any], key: str) -> int:
+def whole(data: Mapping[str, Any], key: str) -> int:
     """Return a whole number from 0 to 2**63-1; 0 when there is none."""
-    value = one.get(key)
+    value = data.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= BIGGEST else 0
 
 
-def truth(one: Mapping[str, Any], key: str) -> bool:
-    return one.get(key) is True
+def truth(data: Mapping[str, Any], key: str) -> bool:
+    return data.get(key) is True
 
 
-def texts(one: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def texts(data: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Return the texts of a list, at most as many and as long as labels are; of objects their ``name``."""
-    value = one.get(key)
+    value = data.get(key)
     if not isinstance(value, list):
         return ()
-    names = (text(each, "name") if isinstance(each, dict) else each for each in value[:MOST_LABELS])
+    names = (text(item, "name") if isinstance(item, dict) else item for item in value[:MOST_LABELS])
     return tuple(printable(name[:LONGEST_LABEL]) for name in names if isinstance(name, str) and name)
 
 
-def moment(one: Mapping[str, Any], key: str) -> datetime | None:
+def moment(data: Mapping[str, Any], key: str) -> datetime | None:
     """Return a time given as ISO 8601, in UTC and whole seconds, as the store keeps it: a time that is reported again
     must not look new. None when there is none, and for a year outside SANE_YEARS."""
-    value = one.get(key)
+    value = data.get(key)
     if not isinstance(value, str) or len(value) > 40:
         return None
     try:
-        found = datetime.fromisoformat(value)
-        found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        parsed = datetime.fromisoformat(value)
+        parsed = parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-    return found.replace(microsecond=0) if found.year in SANE_YEARS else None
+    return parsed.replace(microsecond=0) if parsed.year in SANE_YEARS else None
 
 
-def repository(one: Mapping[str, Any], key: str) -> str:
+def repository(data: Mapping[str, Any], key: str) -> str:
     """Return ``owner/name``; empty when the value is not of that form."""
-    value = one.get(key)
+    value = data.get(key)
     if not isinstance(value, str) or not REPOSITORY.fullmatch(value) or value.rpartition("/")[2] in {".", ".."}:
         return ""
     return value

@@ -30,8 +30,14 @@ def guest_rules(runner: Runner, enrolment: Enrolment, site: SiteRunners, run: in
         owner = enrolment.owner.lower()
         patterns = [repository.lower() for repository in enrolment.repositories] or [f"{owner}/*"]
         forks = [("*", site.rules("", runner.scale_set).forks)]
-        forks += [(name.lower(), one.forks) for name, one in site.repositories.items() if one.forks is not None]
-    document = {"repositories": patterns, "forks": [(name, _associations(one)) for name, one in forks], "run": run}
+        forks += [
+            (name.lower(), limits.forks) for name, limits in site.repositories.items() if limits.forks is not None
+        ]
+    document = {
+        "repositories": patterns,
+        "forks": [(name, _associations(policy)) for name, policy in forks],
+        "run": run,
+    }
     return json.dumps(document, separators=(",", ":"))
 
 

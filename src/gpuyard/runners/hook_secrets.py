@@ -46,8 +46,8 @@ class HookSecrets:
     def _look(self, name: str, path: Path) -> None:
         try:
             stat = path.stat()
-            seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-            if self._seen.get(name) == seen:
+            fingerprint = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if self._seen.get(name) == fingerprint:
                 return
             with path.open("rb") as file:
                 text = file.read(MOST_BYTES).decode()
@@ -55,7 +55,7 @@ class HookSecrets:
             why = error.strerror if isinstance(error, OSError) else "it is not text"
             self._tell(name, f"{path} with the secrets of its webhook cannot be read: {why}")
             return
-        self._seen[name], self._secrets[name] = seen, secrets_of(text)
+        self._seen[name], self._secrets[name] = fingerprint, secrets_of(text)
         self._tell(name, "" if self._secrets[name] else f"{path} has no secret in it; its webhooks are refused")
 
     def _tell(self, name: str, trouble: str) -> None:

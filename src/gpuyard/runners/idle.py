@@ -26,23 +26,23 @@ def idle_runners(
     there."""
     if site.runners is None:
         return []
-    found = list(_of_sets(site, now))
+    wishes = list(_of_sets(site, now))
     left = site.runners.most_idle
     for repository in _of_repositories(site, configurations, last_job, now):
         if count := min(repository.count, left):
-            found.append(replace(repository, count=count))
+            wishes.append(replace(repository, count=count))
             left -= count
-    return found
+    return wishes
 
 
 def _of_sets(site: Site, now: datetime) -> Iterator[IdleRunners]:
     assert site.runners is not None
     local = now.astimezone(ZoneInfo(site.runners.timezone))
-    for name, one in site.runners.sets.items():
-        count = max((idle.count for idle in one.idle if idle.on(local)), default=0)
-        choices, _ = served(as_runner(name, one).ways, site, ask_allowed=False)
+    for name, scale_set in site.runners.sets.items():
+        count = max((idle.count for idle in scale_set.idle if idle.on(local)), default=0)
+        choices, _ = served(as_runner(name, scale_set).ways, site, ask_allowed=False)
         if count and choices:
-            scope = one.enrolment or site.runners.enrolments[0].name
+            scope = scale_set.enrolment or site.runners.enrolments[0].name
             wanted = wanted_of(name, choices, site.runners.rules("", name))
             yield IdleRunners(scope, "", name, (name,), wanted, count)
 
@@ -52,7 +52,7 @@ def _of_repositories(
 ) -> Iterator[IdleRunners]:
     assert site.runners is not None
     enrolments = {enrolment.name: enrolment for enrolment in site.runners.enrolments if enrolment.cirun}
-    seen: set[tuple[str, str, str]] = set()
+    yielded: set[tuple[str, str, str]] = set()
     for (scope, repository), configuration in configurations.items():
         enrolment = enrolments.get(scope)
         if enrolment is None or not enrolment.includes(repository):
@@ -60,9 +60,9 @@ def _of_repositories(
         for at, runner in _kinds(enrolment, repository, configuration):
             count = _count(runner, at, last_job, now)
             choices, _ = served(runner.ways, site)
-            if not count or not choices or (scope, at, runner.name) in seen:
+            if not count or not choices or (scope, at, runner.name) in yielded:
                 continue
-            seen.add((scope, at, runner.name))
+            yielded.add((scope, at, runner.name))
             wanted = wanted_of(runner.name, choices, site.runners.rules(at))
             labels = tuple(dict.fromkeys(bare(label) for label in runner.labels))
             yield IdleRunners(scope, at, "", labels, wanted, count)

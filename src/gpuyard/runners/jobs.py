@@ -109,9 +109,9 @@ def _runner(update: JobUpdate) -> tuple[datetime | None, str]:
     return None, ""
 
 
-def _latest(one: tuple[datetime | None, str]) -> tuple[bool, datetime, str]:
+def _latest(assignment: tuple[datetime | None, str]) -> tuple[bool, datetime, str]:
     """A job that its runner did not take within a minute gets another one: the later is the truth."""
-    started, runner = one
+    started, runner = assignment
     return bool(runner), started or NEVER, runner
 
 
@@ -119,8 +119,8 @@ def _told(conclusion: str) -> tuple[bool, str]:
     return conclusion not in ("", UNKNOWN), conclusion
 
 
-def _later(one: datetime | None, other: datetime | None) -> datetime | None:
-    return max(one or NEVER, other or NEVER) if one or other else None
+def _later(first: datetime | None, second: datetime | None) -> datetime | None:
+    return max(first or NEVER, second or NEVER) if first or second else None
 
 
 def state_of(action: str, status: str) -> JobState | None:

@@ -61,17 +61,22 @@ def read_files(texts: Mapping[str, str]) -> RunnerFiles:
 def lint_files(files: RunnerFiles, site: Site | None = None) -> list[Finding]:
     """Return all findings, sorted by file, line and severity."""
     cirun = [*files.own, *([files.shared] if files.shared else [])]
-    found = [finding for file in cirun for finding in file.findings]
+    findings = [finding for file in cirun for finding in file.findings]
     if files.access is not None:
-        found += files.access.findings
-        found += _together(files.shared, files.access, site)
-        found += [_unused(runner, files.access) for file in files.own for runner in file.runners if runner.ours]
+        findings += files.access.findings
+        findings += _together(files.shared, files.access, site)
+        findings += [_unused(runner, files.access) for file in files.own for runner in file.runners if runner.ours]
     for file in cirun:
         for runner in (runner for runner in file.runners if runner.ours):
-            found += _explained(runner, site) if _usable(runner, file is files.shared, files.access) else ()
+            findings += _explained(runner, site) if _usable(runner, file is files.shared, files.access) else ()
     if site is not None:
-        found += [one for file in cirun for runner in file.runners if runner.ours for one in _on(runner, site)]
-    return sorted(found, key=lambda one: (str(one.payload["file"]), int(one.payload["line"]), one.severity.rank))
+        findings += [
+            finding for file in cirun for runner in file.runners if runner.ours for finding in _on(runner, site)
+        ]
+    return sorted(
+        findings,
+        key=lambda finding: (str(finding.payload["file"]), int(finding.payload["line"]), finding.severity.rank),
+    )
 
 
 def _usable(runner: CirunRunner, shared: bool, access: AccessFile | None) -> bool:
@@ -92,10 +97,10 @@ def _explained(runner: CirunRunner, site: Site | None) -> Iterator[Finding]:
     tried = ", or else ".join(
         f"{way.flavor} with {way.image}{' (a booking may end the job)' if way.preemptible else ''}" for way in ways
     )
-    asked = [label for label in dict.fromkeys(map(bare, runner.labels)) if label not in GENERAL]
-    any_of = "" if len(asked) < 2 else "one or more of "
-    reason = f"jobs that ask for {any_of}{', '.join(asked)} get runner {runner.name!r}: {tried}"
-    yield finding("runner", runner.file, runner.line, reason if asked else f"no job gets runner {runner.name!r}")
+    labels = [label for label in dict.fromkeys(map(bare, runner.labels)) if label not in GENERAL]
+    any_of = "" if len(labels) < 2 else "one or more of "
+    reason = f"jobs that ask for {any_of}{', '.join(labels)} get runner {runner.name!r}: {tried}"
+    yield finding("runner", runner.file, runner.line, reason if labels else f"no job gets runner {runner.name!r}")
 
 
 def _unused(runner: CirunRunner, access: AccessFile) -> Finding:
@@ -108,21 +113,21 @@ def permission_findings(
 ) -> list[Finding]:
     """Return findings about permissions that apps of a site lack. `granted` asks GitHub about one enrolment, and may
     raise GpuyardError; `path`: of the site file."""
-    found = []
+    findings = []
     for enrolment in runners.enrolments:
         try:
-            told = granted(enrolment)
+            permissions = granted(enrolment)
         except GpuyardError as error:
-            found.append(finding("permission-unknown", path, 1, f"{enrolment.name}: GitHub was not asked: {error}"))
+            findings.append(finding("permission-unknown", path, 1, f"{enrolment.name}: GitHub was not asked: {error}"))
             continue
-        if told is None:
+        if permissions is None:
             reason = f"{enrolment.name} has a token, and GitHub does not say what that may do"
-            found.append(finding("permission-unknown", path, 1, reason))
-        for one in missing(enrolment, runners, told) if told is not None else ():
-            rule = "permission-missing" if one.permission.essential else "permission-useful"
+            findings.append(finding("permission-unknown", path, 1, reason))
+        for missing_permission in missing(enrolment, runners, permissions) if permissions is not None else ():
+            rule = "permission-missing" if missing_permission.permission.essential else "permission-useful"
             remedy = "grant it in the app's settings, and accept the change where the app is installed"
-            found.append(finding(rule, path, 1, str(one), remedy))
-    return found
+            findings.append(finding(rule, path, 1, str(missing_permission), remedy))
+    return findings
 
 
 def _together(shared: CirunFile | None, access: AccessFile, site: Site | None) -> Iterator[Finding]:
@@ -130,9 +135,9 @@ def _together(shared: CirunFile | None, access: AccessFile, site: Site | None) -
     if shared is None or not shared.readable or not access.readable:
         return
     sets = set(site.runners.sets) if site is not None and site.runners is not None else set()
-    known = {runner.name for runner in shared.runners} | sets
+    runner_names = {runner.name for runner in shared.runners} | sets
     for grant in access.grants:
-        if grant.resource not in known:
+        if grant.resource not in runner_names:
             reason = f"there is no runner {grant.resource!r} in {shared_name(shared)}"
             remedy = "take the entry out, or give a runner this name"
             yield finding("resource-unknown", access.file, grant.line, reason, remedy)
@@ -151,17 +156,17 @@ def _on(runner: CirunRunner, site: Site) -> Iterator[Finding]:
     """Yield findings about what this site will not do of a runner."""
     if site.runners is None:
         return
-    told: set[str] = set()
+    reasons: set[str] = set()
     for way in runner.ways:
         rule, reason = problem_of(way, site)
-        if rule and reason not in told:
-            told.add(reason)
+        if rule and reason not in reasons:
+            reasons.add(reason)
             rest = "" if all(problem_of(way, site)[0] for way in runner.ways) else "; its other ways are tried"
             close = get_close_matches(way.flavor, runner_flavors(site), n=1) if rule == "flavor-unknown" else []
             remedy = f"did you mean {close[0]!r}?" if close else ""
             yield finding(rule, runner.file, runner.line, f"runner {runner.name!r}: {reason}{rest}", remedy)
     idle = runner.idle
-    count = idle.count if isinstance(idle, IdleByUse) else max((one.count for one in idle), default=0)
+    count = idle.count if isinstance(idle, IdleByUse) else max((idle_time.count for idle_time in idle), default=0)
     if count > site.runners.most_idle:
         reason = (
             f"runner {runner.name!r} asks for {count} idle, and the site gives repositories {site.runners.most_idle}"

@@ -82,9 +82,9 @@ class PoolOpenings:
         self.now = now
         self.blocked = room.blocked
         hosts: dict[str, list[_Lane]] = {}
-        for one in room.lanes:
-            gaps = [(max(seconds(start), now), seconds(end)) for start, end in one.free]
-            hosts.setdefault(one.host, []).append(_Lane(one.size, [gap for gap in gaps if gap[0] < gap[1]]))
+        for lane in room.lanes:
+            gaps = [(max(seconds(start), now), seconds(end)) for start, end in lane.free]
+            hosts.setdefault(lane.host, []).append(_Lane(lane.size, [gap for gap in gaps if gap[0] < gap[1]]))
         for lanes in hosts.values():  # whatever the order in which they were told
             lanes.sort(key=lambda lane: (lane.size, lane.gaps))
         self._hosts = [hosts[name] for name in sorted(hosts)]
@@ -101,79 +101,83 @@ class PoolOpenings:
         self._kept = 0
         self._behind = now, 0
 
-    def first(self, wanted: Shape, length: int) -> int | None:
+    def first(self, shape: Shape, length: int) -> int | None:
         """Return when the first server of a shape could have `length` seconds; None when never, as far as is known."""
-        key = wanted, length
-        known = self._firsts.get(key)
-        if known is None or known[0] != self._changes:
+        key = shape, length
+        cached = self._firsts.get(key)
+        if cached is None or cached[0] != self._changes:
             heap = self._top(key)
-            known = self._firsts[key] = self._changes, heap[0].start if heap else None
-        return known[1]
+            cached = self._firsts[key] = self._changes, heap[0].start if heap else None
+        return cached[1]
 
-    def take(self, wanted: Shape, length: int) -> int:
+    def take(self, shape: Shape, length: int) -> int:
         """Give away the first opening, and return when it begins. Raises IndexError when there is none."""
-        found = self._top((wanted, length))[0]
-        start, end = found.start, found.start + length
-        able = self._of(wanted)[found.place]
-        if wanted.lanes > 1:
+        opening = self._top((shape, length))[0]
+        start, end = opening.start, opening.start + length
+        able = self._of(shape)[opening.place]
+        if shape.lanes > 1:
             able = sorted(
                 (lane for lane in able if lane.is_free(start, end)),
                 key=lambda lane: (lane.size, lane.left_after(start, end)),
             )
-        for lane in able[: wanted.lanes]:
+        for lane in able[: shape.lanes]:
             lane.take(start, end)
         self._changes += 1
-        self.given += wanted.lanes if start == self.now else 0
+        self.given += shape.lanes if start == self.now else 0
         return start
 
-    def keep(self, wanted: Shape, length: int) -> int:
+    def keep(self, shape: Shape, length: int) -> int:
         """Keep the first opening for a job that waits, and return when it begins; with DEPTH jobs before it, estimate
         it instead."""
         if self._kept < DEPTH:
             self._kept += 1
-            start = self.take(wanted, length)
+            start = self.take(shape, length)
             self._behind = max(start, self._behind[0]), 0
             return start
         start, seconds_before = self._behind
-        self._behind = start, seconds_before + wanted.lanes * length
+        self._behind = start, seconds_before + shape.lanes * length
         return start + seconds_before // self.lanes
 
-    def many_now(self, wanted: Shape, length: int) -> int:
+    def many_now(self, shape: Shape, length: int) -> int:
         """Return how many servers of a shape could begin now, one beside the other."""
         end = self.now + length
-        return sum(sum(lane.is_free(self.now, end) for lane in unit) // wanted.lanes for unit in self._of(wanted))
+        return sum(sum(lane.is_free(self.now, end) for lane in unit) // shape.lanes for unit in self._of(shape))
 
-    def ever(self, wanted: Shape) -> bool:
+    def ever(self, shape: Shape) -> bool:
         """Return whether any host has the lanes that a shape needs, however long it would have to wait."""
-        return bool(self._of(wanted))
+        return bool(self._of(shape))
 
-    def _of(self, wanted: Shape) -> Sequence[Sequence[_Lane]]:
+    def _of(self, shape: Shape) -> Sequence[Sequence[_Lane]]:
         """Lanes that come into question: each by itself, or those of a host together."""
-        units = self._units.get(wanted)
+        units = self._units.get(shape)
         if units is None:
-            if wanted.lanes > 1:
-                units = [lanes for lanes in self._hosts if len(lanes) >= wanted.lanes]
+            if shape.lanes > 1:
+                units = [lanes for lanes in self._hosts if len(lanes) >= shape.lanes]
             else:
-                units = [[lane] for lanes in self._hosts for lane in lanes if wanted.size in (0, lane.size)]
-            self._units[wanted] = units
+                units = [[lane] for lanes in self._hosts for lane in lanes if shape.size in (0, lane.size)]
+            self._units[shape] = units
         return units
 
     def _top(self, key: tuple[Shape, int]) -> list[Opening]:
         """The heap of a shape and length, with a top that still is as it was found."""
-        wanted, length = key
-        known = self._heaps.get(key)
-        if known is None:
-            units = self._of(wanted)
-            heap = [one for place in range(len(units)) if (one := _opening(units[place], place, wanted.lanes, length))]
+        shape, length = key
+        cached = self._heaps.get(key)
+        if cached is None:
+            units = self._of(shape)
+            heap = [
+                opening
+                for place in range(len(units))
+                if (opening := _opening(units[place], place, shape.lanes, length))
+            ]
             heapify(heap)
-            known = self._heaps[key] = heap, units
-        heap, units = known
+            cached = self._heaps[key] = heap, units
+        heap, units = cached
         while heap:
             top = heap[0]
             unit = units[top.place]
             if top.changes == (unit[0].changes if len(unit) == 1 else sum([lane.changes for lane in unit])):
                 break
-            now = _opening(unit, top.place, wanted.lanes, length)
+            now = _opening(unit, top.place, shape.lanes, length)
             if now is None:
                 heappop(heap)
             else:

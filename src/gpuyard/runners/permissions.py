@@ -40,8 +40,8 @@ class MissingPermission:
     permission: AppPermission
 
     def __str__(self) -> str:
-        one = self.permission
-        return f"the app of {self.enrolment} lacks '{one.shown}: {one.access}': {one.breaks}"
+        permission = self.permission
+        return f"the app of {self.enrolment} lacks '{permission.shown}: {permission.access}': {permission.breaks}"
 
 
 def _organization(enrolment: Enrolment, site: SiteRunners) -> bool:
@@ -54,7 +54,7 @@ def _at_repositories(enrolment: Enrolment, site: SiteRunners) -> bool:
 
 def _by_author(enrolment: Enrolment, site: SiteRunners) -> bool:
     stated = (site, *site.sets.values(), *site.repositories.values())
-    return any(one.forks in ASKS_FOR_AUTHORS for one in stated)
+    return any(limits.forks in ASKS_FOR_AUTHORS for limits in stated)
 
 
 PERMISSIONS = (
@@ -104,15 +104,16 @@ PERMISSIONS = (
 def missing(enrolment: Enrolment, site: SiteRunners, granted: Mapping[str, str]) -> list[MissingPermission]:
     """Return the permissions that an app lacks. `granted`: name -> access, as GitHub reports it of the installation."""
     return [
-        MissingPermission(enrolment.name, one)
-        for one in PERMISSIONS
-        if one.needed(enrolment, site) and ACCESS.get(granted.get(one.name, ""), 0) < ACCESS[one.access]
+        MissingPermission(enrolment.name, permission)
+        for permission in PERMISSIONS
+        if permission.needed(enrolment, site)
+        and ACCESS.get(granted.get(permission.name, ""), 0) < ACCESS[permission.access]
     ]
 
 
 def documented() -> dict[str, str]:
     """Return every permission that the guides tell an operator to grant: name -> access."""
     granted = {"metadata": "read"}
-    for one in PERMISSIONS:
-        granted[one.name] = max(granted.get(one.name, ""), one.access, key=ACCESS.__getitem__)
+    for permission in PERMISSIONS:
+        granted[permission.name] = max(granted.get(permission.name, ""), permission.access, key=ACCESS.__getitem__)
     return granted

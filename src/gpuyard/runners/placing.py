@@ -127,13 +127,13 @@ class PlanCapacity:
     def many_now(self, wanted: Wanted, scale_set: str) -> int:
         """Return how many more servers could start now, whichever repository they are for."""
         length, caps = self._length(wanted), self._under("", scale_set)
-        found = 0
+        count = 0
         for pool, choice in {choice.pool: choice for choice in reversed(wanted.choices)}.items():
             openings = self._pools.get(pool)
             if openings is not None and not self._is_blocked(choice, openings):
-                found += openings.many_now(shape(choice.gpus, choice.same_group), length)
+                count += openings.many_now(shape(choice.gpus, choice.same_group), length)
         gpus = min((choice.gpus for choice in wanted.choices), default=1)
-        return max(0, min([found, *((cap.most - cap.has - cap.promised) // gpus for cap in caps if gpus)]))
+        return max(0, min([count, *((cap.most - cap.has - cap.promised) // gpus for cap in caps if gpus)]))
 
     def _first(self, choice: ServerChoice, length: int) -> int | None:
         openings = self._pools.get(choice.pool)

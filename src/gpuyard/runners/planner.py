@@ -94,11 +94,11 @@ class _Planning:
         """Scale set -> jobs that GitHub has assigned to it, and that have no room now."""
         self.ending: set[str] = set()
         """Runners that this plan deletes."""
-        self.runners = sorted(view.runners, key=lambda one: (one.created, one.name))
-        self.jobs = {job.id: job for job in sorted(view.jobs, key=lambda one: one.id)}
-        told = {job.runner: job for job in self.jobs.values() if job.runner}
-        found = ((runner.name, self.jobs.get(runner.job) or told.get(runner.name)) for runner in self.runners)
-        self.job_of = {name: job for name, job in found if job is not None}
+        self.runners = sorted(view.runners, key=lambda runner: (runner.created, runner.name))
+        self.jobs = {job.id: job for job in sorted(view.jobs, key=lambda job: job.id)}
+        jobs_by_runner = {job.runner: job for job in self.jobs.values() if job.runner}
+        pairs = ((runner.name, self.jobs.get(runner.job) or jobs_by_runner.get(runner.name)) for runner in self.runners)
+        self.job_of = {name: job for name, job in pairs if job is not None}
         """Runner -> the job that GitHub has given it."""
         self.presumed = {
             runner.for_job: runner for runner in self.runners if runner.for_job and self._is_presumed(runner)
@@ -139,19 +139,19 @@ class _Planning:
         return runner.state in WAITING and runner.name not in self.job_of and leased
 
     def _sets(self) -> list[SetDemand]:
-        return sorted(self.view.sets, key=lambda one: (one.name, one.scope))
+        return sorted(self.view.sets, key=lambda demand: (demand.name, demand.scope))
 
     def _untold(self, demand: SetDemand) -> Iterator[Job]:
         """Yield jobs that GitHub has assigned to a scale set without reporting anything else: as many as there must be,
         and not more than the GPUs that there are."""
         live = (JobState.QUEUED, JobState.RUNNING)
-        known = sum(job.scale_set == demand.name and job.state in live for job in self.jobs.values())
+        reported = sum(job.scale_set == demand.name and job.state in live for job in self.jobs.values())
         mine = [runner for runner in self.runners if runner.scale_set == demand.name and runner.name not in self.job_of]
-        strangers = sum(one.state is RunnerState.BUSY and one.for_job not in self.presumed for one in mine)
+        strangers = sum(runner.state is RunnerState.BUSY and runner.for_job not in self.presumed for runner in mine)
         if self._is_disproved(demand):
             return
         key = f"set {demand.name}"
-        many = min(demand.assigned - demand.turned_down - known - strangers, self._lanes(demand.wanted))
+        many = min(demand.assigned - demand.turned_down - reported - strangers, self._lanes(demand.wanted))
         for number in range(many):
             first = self.since[key] = self.view.since.get(key, self.now)
             yield Job(
@@ -333,7 +333,7 @@ class _Planning:
         if job.id in self.unassigned:
             self.invited[job.scale_set] += 1
             return QueuePlace(job.id, pool, 0, "GitHub is told that there is room for it")
-        known = job.id in self.jobs
+        is_reported = job.id in self.jobs
         self.steps.append(
             CreateRunner(
                 scope=job.scope,
@@ -343,9 +343,9 @@ class _Planning:
                 choice=place.choice,
                 end=self._lease_end(wanted),
                 yields=wanted.preemptible,
-                reason=f"for a job of {job.repository}" if known else f"GitHub has jobs for set {job.scale_set}",
-                for_job=job.id if known else "",
-                for_repository=job.repository if known else "",
+                reason=f"for a job of {job.repository}" if is_reported else f"GitHub has jobs for set {job.scale_set}",
+                for_job=job.id if is_reported else "",
+                for_repository=job.repository if is_reported else "",
                 scale_set=job.scale_set,
             )
         )
@@ -365,11 +365,11 @@ class _Planning:
     def _queue(self, places: Iterable[QueuePlace]) -> Iterator[QueuePlace]:
         """Yield the places with a runner first, then the others in order, then those of jobs whose request is not
         known."""
-        told = [place for place in places if place.job in self.jobs]
-        yield from (place for place in told if not place.position)
-        yield from (place for place in told if place.position)
+        reported = [place for place in places if place.job in self.jobs]
+        yield from (place for place in reported if not place.position)
+        yield from (place for place in reported if place.position)
         unread = [job for job in self.jobs.values() if job.state is JobState.QUEUED and job.wanted is None]
-        for job in sorted(unread, key=lambda one: (one.queued, one.id)):
+        for job in sorted(unread, key=lambda job: (job.queued, job.id)):
             yield self._waits(job, "", job.reason or "its configuration has not been read yet")
 
     # Runners that have lost their GPU, and those that have no job and serve none
@@ -385,15 +385,17 @@ class _Planning:
         """Keep those that are to wait for jobs, delete others once they were spare for long enough, make new ones."""
         serving = {runner.name for runner in served.values()}
         spare = {runner.name: runner for runner in self.able if runner.name not in serving}
-        wishes = sorted(self.view.idle, key=lambda one: (one.scope, one.repository, one.scale_set, one.wanted.kind))
-        having = [[one for one in spare.values() if _is_of(one, wish)] for wish in wishes]
+        wishes = sorted(
+            self.view.idle, key=lambda wish: (wish.scope, wish.repository, wish.scale_set, wish.wanted.kind)
+        )
+        having = [[runner for runner in spare.values() if _is_of(runner, wish)] for wish in wishes]
         for wish, some in zip(wishes, having, strict=True):
-            for one in sorted(some, key=lambda one: one.state is not RunnerState.IDLE)[: wish.count]:
-                self.kept[one.name] = one
-        at_once = self._give_way([one for one in spare.values() if one.name not in self.kept], placing)
-        self._delete([one for one in spare.values() if one.name not in self.kept], at_once)
+            for runner in sorted(some, key=lambda runner: runner.state is not RunnerState.IDLE)[: wish.count]:
+                self.kept[runner.name] = runner
+        at_once = self._give_way([runner for runner in spare.values() if runner.name not in self.kept], placing)
+        self._delete([runner for runner in spare.values() if runner.name not in self.kept], at_once)
         for wish, some in zip(wishes, having, strict=True):
-            staying = sum(one.name not in self.ending for one in some)
+            staying = sum(runner.name not in self.ending for runner in some)
             self._make_idle(wish, wish.count - staying, placing)
 
     def _give_way(self, spare: Sequence[Runner], placing: PlanCapacity) -> set[str]:
@@ -402,16 +404,18 @@ class _Planning:
         these only such as are online: what has just been made for a wish is not deleted by the next plan."""
         going = [runner for runner in self.runners if runner.state is RunnerState.DELETING]
         at_once = set()
-        order = [*sorted(spare, key=lambda one: one.state is RunnerState.IDLE), *reversed(self.kept.values())]
+        order = [*sorted(spare, key=lambda runner: runner.state is RunnerState.IDLE), *reversed(self.kept.values())]
         for name, gpus in placing.waiting.items():
-            missing = gpus - sum(weight(one.choice) for one in going if name in uses(one, self._repository(one)))
-            for one in order:
-                if missing > 0 and one not in going and name in uses(one, self._repository(one)):
-                    missing -= weight(one.choice)
-                    going.append(one)
-                    if one.name not in self.kept or one.state is RunnerState.IDLE:
-                        at_once.add(one.name)
-                    self.kept.pop(one.name, None)
+            missing = gpus - sum(
+                weight(runner.choice) for runner in going if name in uses(runner, self._repository(runner))
+            )
+            for runner in order:
+                if missing > 0 and runner not in going and name in uses(runner, self._repository(runner)):
+                    missing -= weight(runner.choice)
+                    going.append(runner)
+                    if runner.name not in self.kept or runner.state is RunnerState.IDLE:
+                        at_once.add(runner.name)
+                    self.kept.pop(runner.name, None)
         return at_once
 
     def _delete(self, spare: Iterable[Runner], at_once: Collection[str]) -> None:
@@ -482,8 +486,8 @@ class _Planning:
         having = sum(runner.scale_set == demand.name and runner.name not in gone for runner in self.runners)
         making = sum(isinstance(step, CreateRunner) and step.scale_set == demand.name for step in self.steps)
         more = 0 if self._stopped(demand.scope) else placing.many_now(demand.wanted, demand.name)
-        known = self.unserved[demand.name] + demand.turned_down  # GitHub counts those against it
-        return having + making + known + self.invited[demand.name] + more
+        assigned = self.unserved[demand.name] + demand.turned_down  # GitHub counts those against it
+        return having + making + assigned + self.invited[demand.name] + more
 
 
 def _is_of(runner: Runner, wish: IdleRunners) -> bool:

@@ -56,31 +56,37 @@ class Patience:
     """From ACTIVE until GitHub has it online."""
 
 
-def progress(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime) -> Runner:
+def progress(runner: Runner, observation: RunnerObservation, patience: Patience, now: datetime) -> Runner:
     """Return the runner as far as it has come; the very same object when nothing is new. One that is to end is
     DELETING, with cause and reason."""
     for _ in range(STEPS):
         if runner.state in OVER or runner.state in (RunnerState.DELETING, RunnerState.REQUESTED):
             break
-        after = _end(runner, seen, patience, now) or _forward(runner, seen, now)
+        after = _end(runner, observation, patience, now) or _forward(runner, observation, now)
         if after is None:
             break
         runner = after
     return runner
 
 
-def _forward(runner: Runner, seen: RunnerObservation, now: datetime) -> Runner | None:
+def _forward(runner: Runner, observation: RunnerObservation, now: datetime) -> Runner | None:
     """Return the runner one state on, or with a fact that was not known; None when there is neither."""
-    if seen.server is not None and not runner.server_id:  # it was asked for before a crash
-        return replace(runner, server_id=seen.server.id, changed=now)
-    job, console = seen.job, seen.console or Console()
-    if runner.state is not RunnerState.BUSY and (job is not None or seen.busy or console.job is JobProgress.STARTED):
+    if observation.server is not None and not runner.server_id:  # it was asked for before a crash
+        return replace(runner, server_id=observation.server.id, changed=now)
+    job, console = observation.job, observation.console or Console()
+    if runner.state is not RunnerState.BUSY and (
+        job is not None or observation.busy or console.job is JobProgress.STARTED
+    ):
         return _given(become(runner, RunnerState.BUSY, now), job)
     if runner.state is RunnerState.BUSY:
         return _given(runner, job) if job is not None and runner.job != job.id else None
-    if runner.state in (RunnerState.CREATING, RunnerState.REGISTERING) and (seen.online or console.online):
+    if runner.state in (RunnerState.CREATING, RunnerState.REGISTERING) and (observation.online or console.online):
         return become(runner, RunnerState.IDLE, now)
-    if runner.state is RunnerState.CREATING and seen.server is not None and seen.server.status in {"ACTIVE", *OFF}:
+    if (
+        runner.state is RunnerState.CREATING
+        and observation.server is not None
+        and observation.server.status in {"ACTIVE", *OFF}
+    ):
         return become(runner, RunnerState.REGISTERING, now)
     return None
 
@@ -95,54 +101,59 @@ def _given(runner: Runner, job: Job | None) -> Runner:
     return replace(runner, job=job.id, until=until)
 
 
-def _end(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime) -> Runner | None:
+def _end(runner: Runner, observation: RunnerObservation, patience: Patience, now: datetime) -> Runner | None:
     """Return the runner on its way out, when there is reason for it."""
 
     def end(cause: Cause, reason: str) -> Runner:
-        last = _given(runner, seen.job) if seen.job is not None and not runner.job else runner
+        last = _given(runner, observation.job) if observation.job is not None and not runner.job else runner
         return become(last, RunnerState.DELETING, now, cause, reason)
 
-    job, console = seen.job, seen.console or Console()
+    job, console = observation.job, observation.console or Console()
     # One that we gave up, or refused, GitHub may run all the same: it is over when GitHub says so.
     over = job is not None and job.state in DONE and (job.state is JobState.COMPLETED or job.completed is not None)
     if job is not None and job.state is JobState.REFUSED and not over:
         return end(Cause.REFUSED, job.reason or "a policy does not allow its job")
     if over or console.job is JobProgress.FINISHED:
         return end(Cause.FINISHED, "its job is over")
-    if seen.gone:
+    if observation.gone:
         return end(Cause.SERVER_ERROR, "its server was deleted by somebody else")
     if runner.state is RunnerState.BUSY and runner.until is not None and now >= runner.until:
         return end(Cause.TIME_LIMIT, f"its job has run for {_hours(runner)}, which is as long as it may")
-    server = seen.server
+    server = observation.server
     if server is not None and server.status == "ERROR":
         full = any(word in server.fault for word in NO_ROOM)
         cause = Cause.NO_CAPACITY if full else Cause.SERVER_ERROR
         return end(cause, f"Nova: {server.fault or 'the server is in ERROR'}"[:500])
-    return _silent(runner, seen, patience, now, end)
+    return _silent(runner, observation, patience, now, end)
 
 
-def _silent(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime, end: _End) -> Runner | None:
+def _silent(
+    runner: Runner, observation: RunnerObservation, patience: Patience, now: datetime, end: _End
+) -> Runner | None:
     """Return the end of a runner that should have said something, or has said that it cannot go on."""
-    console, state = seen.console or Console(), runner.state
+    console, state = observation.console or Console(), runner.state
     # A job could write anything: what is said of the GPU counts only while there can have been none (console.py). After
     # a job GitHub has let go of the registration, and one that ended its own runner is still busy there.
-    offline = seen.registered is True and seen.online is False and not seen.busy
-    never = runner.online is None and runner.busy is None and seen.job is None and offline
+    offline = observation.registered is True and observation.online is False and not observation.busy
+    never = runner.online is None and runner.busy is None and observation.job is None and offline
     if never and console.gpu is GpuVerdict.FAILED:
         return end(Cause.GPU_CHECK, f"its GPU did not pass the check: {console.gpu_words or 'no words'}")
     if never and console.failed:
         return end(Cause.GITHUB_ERROR, f"its runner did not start: {console.failed}")
     quiet = now - runner.changed >= GRACE
-    if seen.registered is False and state is RunnerState.BUSY and quiet:
+    if observation.registered is False and state is RunnerState.BUSY and quiet:
         return end(Cause.FINISHED, "GitHub has let go of it, which it does after the job")
-    off = seen.server is not None and seen.server.status in OFF
+    off = observation.server is not None and observation.server.status in OFF
     if off and state is RunnerState.BUSY and quiet:
-        return end(Cause.LOST, f"its server is {seen.server.status if seen.server else ''}, and its job is not over")
-    if off and state in (RunnerState.REGISTERING, RunnerState.IDLE) and _heard_out(runner, seen, patience, now):
+        return end(
+            Cause.LOST,
+            f"its server is {observation.server.status if observation.server else ''}, and its job is not over",
+        )
+    if off and state in (RunnerState.REGISTERING, RunnerState.IDLE) and _heard_out(runner, observation, patience, now):
         return end(Cause.SERVER_ERROR, "its server has switched itself off before it had a job")
-    if seen.registered is False and state in (RunnerState.REGISTERING, RunnerState.IDLE) and quiet:
+    if observation.registered is False and state in (RunnerState.REGISTERING, RunnerState.IDLE) and quiet:
         return end(Cause.GITHUB_ERROR, "GitHub has its registration no more")
-    if seen.server is not None and seen.server.status == UNKNOWN:
+    if observation.server is not None and observation.server.status == UNKNOWN:
         return None  # its cell of Nova does not answer: that it is late says nothing
     if state is RunnerState.CREATING and now - runner.changed >= patience.boot:
         return end(Cause.BOOT_TIMEOUT, f"its server was not ACTIVE within {patience.boot}")
@@ -151,16 +162,16 @@ def _silent(runner: Runner, seen: RunnerObservation, patience: Patience, now: da
     return None
 
 
-def _heard_out(runner: Runner, seen: RunnerObservation, patience: Patience, now: datetime) -> bool:
+def _heard_out(runner: Runner, observation: RunnerObservation, patience: Patience, now: datetime) -> bool:
     """Return whether there is no more to hear of a runner whose server is off. It says why before it goes, and what it
     did in the seconds since the last look GitHub may know before we do."""
-    console = seen.console or Console()
+    console = observation.console or Console()
     if console.job is not JobProgress.NONE:
         return False
     if runner.state is RunnerState.REGISTERING:
         late = runner.active is not None and now - runner.active >= patience.register
-        return late or (console.over and seen.online is not None)
-    return console.over or (seen.online is False and now - runner.changed >= GRACE)
+        return late or (console.over and observation.online is not None)
+    return console.over or (observation.online is False and now - runner.changed >= GRACE)
 
 
 def _hours(runner: Runner) -> str:

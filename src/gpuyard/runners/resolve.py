@@ -149,13 +149,13 @@ def not_ours_by_labels(job: Job, runners: SiteRunners, enrolment: Enrolment) -> 
         return ""
     if (served_by := next((scale_set for scale_set in runners.sets if job.labels == (scale_set,)), None)) is not None:
         return f"the scale set {served_by!r} gets it, not a runner of .cirun.yml"
-    asked = ", ".join(job.labels) or "none"
+    labels = ", ".join(job.labels) or "none"
     if not enrolment.cirun:
-        return f"no .cirun.yml is read for {enrolment.name}, and a job with the labels {asked} is of no scale set"
+        return f"no .cirun.yml is read for {enrolment.name}, and a job with the labels {labels} is of no scale set"
     if enrolment.has_hosted_runners and is_hosted(job.labels):
-        return f"{asked} is a runner that GitHub hosts, and GitHub runs the job there"
+        return f"{labels} is a runner that GitHub hosts, and GitHub runs the job there"
     if is_general(job.labels):
-        return f"the labels {asked} name no runner in particular, so no runner of .cirun.yml gets it"
+        return f"the labels {labels} name no runner in particular, so no runner of .cirun.yml gets it"
     return ""
 
 
@@ -193,8 +193,8 @@ class _Case:
         return self._choose(allowed, rules)
 
     def _end(self, ruling: Ruling, *reasons: str) -> Resolution:
-        said = {step.text for step in self.steps}
-        self.steps += [Considered(reason, False) for reason in reasons if reason not in said]
+        texts = {step.text for step in self.steps}
+        self.steps += [Considered(reason, False) for reason in reasons if reason not in texts]
         return Resolution(ruling, None, tuple(dict.fromkeys(reasons)), tuple(self.notices), tuple(self.steps))
 
     def _ok(self, text: str) -> None:
@@ -209,31 +209,33 @@ class _Case:
             return [as_runner(self.job.scale_set, stated)], None
         if reason := not_ours_by_labels(self.job, runners, enrolment):
             return [], self._end(Ruling.NOT_OURS, reason)
-        asked = ", ".join(self.job.labels)
+        labels = ", ".join(self.job.labels)
         files = (self.configuration.own, self.configuration.shared)
         fitting = [runner for file in files for runner in file.runners if fits(self.job.labels, runner.labels)]
-        ours = [one for one in fitting if one.ours]
-        others = sorted({one.cloud for one in fitting if not one.ours})
-        elsewhere = [one for one in ours if self._is_elsewhere(one)]
+        ours = [runner for runner in fitting if runner.ours]
+        others = sorted({runner.cloud for runner in fitting if not runner.ours})
+        elsewhere = [runner for runner in ours if self._is_elsewhere(runner)]
         if elsewhere and elsewhere == ours and not others:
-            flavors = ", ".join(sorted({way.flavor for one in elsewhere for way in one.ways}))
+            flavors = ", ".join(sorted({way.flavor for runner in elsewhere for way in runner.ways}))
             reason = (
-                f"runners with the labels {asked} are another cloud's: this site has none with the flavor {flavors}"
+                f"runners with the labels {labels} are another cloud's: this site has none with the flavor {flavors}"
             )
             return [], self._end(Ruling.NOT_OURS, reason)
         if ours:
-            for one in ours:
-                self._ok(f"runner {one.name!r} ({one.file}, line {one.line}) has the labels {asked}")
+            for runner in ours:
+                self._ok(f"runner {runner.name!r} ({runner.file}, line {runner.line}) has the labels {labels}")
             if others:
                 self.notices.append(f"runners of {', '.join(others)} with the same labels are left alone")
             return ours, None
         if others:
-            reason = f"runners with the labels {asked} are of the cloud {', '.join(others)}, which gpuyard leaves alone"
+            reason = (
+                f"runners with the labels {labels} are of the cloud {', '.join(others)}, which gpuyard leaves alone"
+            )
             return [], self._end(Ruling.NOT_OURS, reason)
         broken = [finding for file in files if not file.readable for finding in file.findings[:1]]
         if broken and meant_for_cirun(self.job.labels):
-            return [], self._end(Ruling.REFUSED, *(f"{one.object}: {one.reason}" for one in broken))
-        return [], self._end(Ruling.NOT_OURS, f"no runner has the labels {asked}")
+            return [], self._end(Ruling.REFUSED, *(f"{finding.object}: {finding.reason}" for finding in broken))
+        return [], self._end(Ruling.NOT_OURS, f"no runner has the labels {labels}")
 
     def _is_elsewhere(self, runner: CirunRunner) -> bool:
         """Return whether a runner of the file that all repositories share is meant for another OpenStack: of several
@@ -309,18 +311,18 @@ class _Case:
     def _choose(self, allowed: Sequence[CirunRunner], rules: JobRules) -> Resolution:
         """Cut down what is asked for to what the site has and allows."""
         assert self.site.runners is not None
-        ways = [way for one in allowed for way in one.ways]
+        ways = [way for runner in allowed for way in runner.ways]
         choices, dropped = served(ways, self.site, ask_allowed=not self.job.scale_set)
         broken = [
-            f"runner {one.name!r} has mistakes ({one.file}, line {one.line}); 'gpuyard runner lint' says which"
-            for one in allowed
-            if not one.ways
+            f"runner {runner.name!r} has mistakes ({runner.file}, line {runner.line}); 'gpuyard runner lint' says which"
+            for runner in allowed
+            if not runner.ways
         ]
         if not choices:
             return self._end(Ruling.REFUSED, *dropped, *broken)
         self.notices += [*dropped, *broken]
-        wanted = wanted_of(next(one for one in allowed if one.ways).name, choices, rules)
-        tried = ", ".join(f"{one.flavor} with {one.image}" for one, _ in choices)
+        wanted = wanted_of(next(runner for runner in allowed if runner.ways).name, choices, rules)
+        tried = ", ".join(f"{choice.flavor} with {choice.image}" for choice, _ in choices)
         self._ok(f"tried in this order: {tried}")
         return Resolution(Ruling.GRANTED, wanted, (), tuple(self.notices), tuple(self.steps))
 
@@ -329,9 +331,9 @@ def _is_pull_request(job: Job) -> bool:
     return job.event.startswith("pull_request")
 
 
-def as_runner(name: str, one: ScaleSet) -> CirunRunner:
+def as_runner(name: str, scale_set: ScaleSet) -> CirunRunner:
     """Return a scale set of the site file as a runner of a `.cirun.yml`: every flavor with every image."""
-    ways = tuple(Way(flavor, image) for flavor in one.flavors for image in one.images)
+    ways = tuple(Way(flavor, image) for flavor in scale_set.flavors for image in scale_set.images)
     return CirunRunner(name, OPENSTACK, (name,), ways, (), "site file")
 
 
@@ -341,7 +343,7 @@ def served(
     """Return those of the ways that the site has and allows, each with whether it is preemptible; and why not the
     others. A scale set's flavors are the site's own: `ask_allowed` is False for it."""
     assert site.runners is not None
-    found: dict[ServerChoice, bool] = {}
+    choices: dict[ServerChoice, bool] = {}
     refused: dict[str, None] = {}
     for way in ways:
         _, problem = problem_of(way, site, ask_allowed)
@@ -351,16 +353,16 @@ def served(
         name = flavor_name(way.flavor, site)
         flavor = site.flavors[name]
         pool, gpus = next(iter(flavor.gpus.items()), (CPU, 0))
-        found.setdefault(ServerChoice(pool, name, way.image, gpus, flavor.same_group), way.preemptible)
-    return list(found.items()), list(refused)
+        choices.setdefault(ServerChoice(pool, name, way.image, gpus, flavor.same_group), way.preemptible)
+    return list(choices.items()), list(refused)
 
 
-def flavor_name(asked: str, site: Site) -> str:
+def flavor_name(name: str, site: Site) -> str:
     """Return a flavor's name as the site file has it. For a flavor of whole IOMMU groups Nova has one for each set,
     ``pair-a``, and any of them means all of them."""
-    base, _, letters = asked.rpartition("-")
-    known = site.flavors.get(base)
-    return base if asked not in site.flavors and known is not None and known.same_group and letters.isalpha() else asked
+    base, _, letters = name.rpartition("-")
+    flavor = site.flavors.get(base)
+    return base if name not in site.flavors and flavor is not None and flavor.same_group and letters.isalpha() else name
 
 
 def problem_of(way: Way, site: Site, ask_allowed: bool = True) -> tuple[str, str]:

@@ -25,7 +25,7 @@ def serves(runner: Runner, job: Job) -> bool:
 def match(jobs: Sequence[Job], runners: Iterable[Runner]) -> dict[str, Runner]:
     """Return id of job -> runner. `jobs` come in the order of their turns: where runners are too few, the first have
     them."""
-    return Matching(sorted(runners, key=lambda one: (one.created, one.name))).of(jobs)
+    return Matching(sorted(runners, key=lambda runner: (runner.created, runner.name))).of(jobs)
 
 
 class Matching:
@@ -37,10 +37,10 @@ class Matching:
         self._labels = [_lower(runner.labels) for runner in runners]
         self._by_label: dict[tuple[str, str], list[int]] = defaultdict(list)
         self._by_set: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for place, one in enumerate(runners):
-            self._by_set[one.scope, one.scale_set].append(place)
-            for label in self._labels[place] if not one.scale_set else ():
-                self._by_label[one.scope, label].append(place)
+        for place, runner in enumerate(runners):
+            self._by_set[runner.scope, runner.scale_set].append(place)
+            for label in self._labels[place] if not runner.scale_set else ():
+                self._by_label[runner.scope, label].append(place)
         self._has: dict[int, Job] = {}
         self._able: dict[object, list[int]] = {}
         self._hopeless: set[object] = set()
@@ -48,10 +48,10 @@ class Matching:
     def of(self, jobs: Sequence[Job]) -> dict[str, Runner]:
         if not self._runners:
             return {}
-        known = {job.id: job for job in jobs}
+        jobs_by_id = {job.id: job for job in jobs}
         matched = set()
         for place, runner in enumerate(self._runners):
-            own = known.get(runner.for_job)
+            own = jobs_by_id.get(runner.for_job)
             if own is not None and own.id not in matched and serves(runner, own):
                 self._has[place] = own
                 matched.add(own.id)
@@ -61,7 +61,7 @@ class Matching:
                 self._hopeless.add(kind)  # nor will another of its kind ever find one
         return {job.id: self._runners[place] for place, job in self._has.items()}
 
-    def _find(self, job: Job, seen: set[int]) -> bool:
+    def _find(self, job: Job, visited: set[int]) -> bool:
         """Give the job a runner; whoever has that gets another one."""
         path: list[tuple[Job, list[int], int]] = [(job, self._candidates(job), 0)]
         while path:
@@ -70,13 +70,13 @@ class Matching:
                 continue
             path.append((wanting, places, at + 1))
             place = places[at]
-            if place in seen:
+            if place in visited:
                 continue
-            seen.add(place)
+            visited.add(place)
             holder = self._has.get(place)
             if holder is None:
-                for one, able, after in path:
-                    self._has[able[after - 1]] = one
+                for claimant, able, after in path:
+                    self._has[able[after - 1]] = claimant
                 return True
             path.append((holder, self._candidates(holder), 0))
         return False

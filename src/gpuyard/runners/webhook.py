@@ -50,14 +50,14 @@ def signed_by(body: bytes, signature: str, secrets: Mapping[str, Sequence[bytes]
     `secrets` has by enrolment's name those that are valid now. Takes as long whichever secret it was."""
     if not SIGNATURE.fullmatch(signature):
         return []
-    given = bytes.fromhex(signature.removeprefix("sha256="))
-    return [name for name, own in secrets.items() if _any_signed(body, given, own)]
+    digest = bytes.fromhex(signature.removeprefix("sha256="))
+    return [name for name, own in secrets.items() if _any_signed(body, digest, own)]
 
 
-def _any_signed(body: bytes, given: bytes, secrets: Sequence[bytes]) -> bool:
+def _any_signed(body: bytes, digest: bytes, secrets: Sequence[bytes]) -> bool:
     # All of them are tried, so that the time does not tell which. An empty secret would be everybody's.
     return (
-        sum(hmac.compare_digest(hmac.digest(secret, body, hashlib.sha256), given) for secret in secrets if secret) > 0
+        sum(hmac.compare_digest(hmac.digest(secret, body, hashlib.sha256), digest) for secret in secrets if secret) > 0
     )
 
 
@@ -68,12 +68,15 @@ def job_update(event: str, body: bytes, scope: str, host: str = "github.com") ->
     if event != JOB_EVENT:
         return None
     try:
-        told = fields.row(fields.document(body))
+        payload = fields.row(fields.document(body))
     except ValueError:
         raise HookRefusedError("the body is not JSON", 400) from None
-    job, repository = fields.row(told, "workflow_job"), fields.repository(fields.row(told, "repository"), "full_name")
+    job, repository = (
+        fields.row(payload, "workflow_job"),
+        fields.repository(fields.row(payload, "repository"), "full_name"),
+    )
     if not repository or not fields.whole(job, "id"):
         raise HookRefusedError("the body names no repository, or no job with a number", 400)
-    update = workflow_job(job, repository, scope, host, action=fields.text(told, "action", 40))
-    private = fields.row(told, "repository").get("private")
+    update = workflow_job(job, repository, scope, host, action=fields.text(payload, "action", 40))
+    private = fields.row(payload, "repository").get("private")
     return replace(update, private=private) if update is not None and isinstance(private, bool) else update

@@ -59,12 +59,12 @@ def enrolment_of(repository: str, site: Site) -> Enrolment:
         raise UsageError(f"{repository!r} is no repository; write it as in 'conda-forge/pytorch-feedstock'")
     enrolments = site.runners.enrolments if site.runners is not None else []
     owner = repository.partition("/")[0].lower()
-    found = [enrolment for enrolment in enrolments if enrolment.includes(repository)]
-    found += [enrolment for enrolment in enrolments if enrolment.owner.lower() == owner and enrolment.organization]
-    if not found:
+    matches = [enrolment for enrolment in enrolments if enrolment.includes(repository)]
+    matches += [enrolment for enrolment in enrolments if enrolment.owner.lower() == owner and enrolment.organization]
+    if not matches:
         have = ", ".join(enrolment.name for enrolment in enrolments)
         raise UsageError(f"{repository} is not enrolled: the site file has {have}; add it to 'enrolments' of 'runners'")
-    return found[0]
+    return matches[0]
 
 
 def every_label(site: Site, configuration: Configuration) -> list[str]:
@@ -85,16 +85,16 @@ def explain(
 
 
 def _job(question: Question, label: str, scope: str, site: Site) -> Job:
-    asked = tuple(part.strip() for part in label.strip("[] ").split(",") if part.strip())
+    labels = tuple(part.strip() for part in label.strip("[] ").split(",") if part.strip())
     sets = site.runners.sets if site.runners is not None else {}
     return Job(
         id="",
         repository=question.repository,
-        labels=asked,
+        labels=labels,
         state=JobState.QUEUED,
         queued=NEVER,
         scope=scope,
-        scale_set=asked[0] if len(asked) == 1 and asked[0] in sets else "",
+        scale_set=labels[0] if len(labels) == 1 and labels[0] in sets else "",
         event=question.event,
         actor=question.user,
         trust=Trust.FORK if question.association else Trust.REPOSITORY,

@@ -138,8 +138,8 @@ class HttpClient:
         """Close for good: exchanges under way end with an error."""
         self._stop.stop()
         self._direct.clear()
-        for one in self._by_proxy.values():
-            one.clear()
+        for manager in self._by_proxy.values():
+            manager.clear()
 
     def _exchange(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, read: float, most: int

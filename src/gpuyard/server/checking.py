@@ -78,11 +78,15 @@ def _database(options: ServeOptions, loaded: LoadedSite, api: CloudApi) -> str:
     url = database_url(options.database, loaded.site.site, os.environ)
     if not is_there(url):
         return "will be made when it starts"
-    found = site_versions(url)
+    room_versions = site_versions(url)
     for why in Unknown:
-        if rooms := [one.room for one in found if one.unknown is why]:
+        if rooms := [version.room for version in room_versions if version.unknown is why]:
             raise StoreError(f"{why}: {', '.join(rooms)}; {why.remedy}")
-    due = [f"{one.room} {one.at} -> {one.newest}" for one in found if one.at is not None and one.due]
+    due = [
+        f"{version.room} {version.at} -> {version.newest}"
+        for version in room_versions
+        if version.at is not None and version.due
+    ]
     if due and not options.upgrade:
         raise BlockedError(f"of an older release: {', '.join(due)}; gpuyard db upgrade brings it up to date")
     return f"will be brought up to date: {', '.join(due)}" if due else "reachable, and of this release"

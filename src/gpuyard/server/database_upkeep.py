@@ -50,9 +50,9 @@ def make_backup(url: str, site: str, target: Path, now: datetime, keep: int | No
         back_up(database, ROOMS, path, BackupNote(now, installed_version()))
     if keep is not None:
         ours = re.compile(re.escape(site) + STAMPED)
-        old = sorted(one for one in target.iterdir() if ours.fullmatch(one.name))
-        for one in old[:-keep]:
-            one.unlink(missing_ok=True)
+        old = sorted(entry for entry in target.iterdir() if ours.fullmatch(entry.name))
+        for backup in old[:-keep]:
+            backup.unlink(missing_ok=True)
     return path
 
 
@@ -112,8 +112,8 @@ def _compared(url: str, unpacked: Database, folder: Path, now: datetime) -> tupl
     try:
         with closing(open_tool(url)) as database:
             back_up(database, ROOMS, folder / "present.db", BackupNote(now, installed_version()))
-        with closing(unpack(folder / "present.db", folder / "here.db", ROOMS)) as here:
-            return lost_since(kept(here, now), kept(unpacked, now), now), ""
+        with closing(unpack(folder / "present.db", folder / "here.db", ROOMS)) as present:
+            return lost_since(kept(present, now), kept(unpacked, now), now), ""
     except StoreError as error:
         return None, str(error)
 
@@ -121,17 +121,17 @@ def _compared(url: str, unpacked: Database, folder: Path, now: datetime) -> tupl
 def restore(plan: Restoration, now: datetime) -> Path | None:
     """Apply it; return the file beside the backup that keeps the replaced data. Raises BlockedError and StoreError."""
     aside = plan.backup.with_name(f"{plan.backup.name}.replaced-{now:{STAMP}}")
-    there = None if plan.empty else aside
+    saved = None if plan.empty else aside
     if plan.empty:
         pass
     elif plan.lost is not None:
         with closing(open_tool(plan.url)) as database:
             back_up(database, ROOMS, aside, BackupNote(now, installed_version()))
     else:
-        there = aside if set_aside(parse_url(plan.url), aside) else None
+        saved = aside if set_aside(parse_url(plan.url), aside) else None
     with closing(Database(plan.url, statement=0)) as database:
         replace_all(database, ROOMS, plan.unpacked)
-    return there
+    return saved
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def upgrade(url: str, say: Callable[[str], None]) -> None:
             migrate(database.url, room)
             if was.at != was.newest:
                 say(f"{room.name}: {was.at or 'nothing'} -> {was.newest}")
-    if not any(one.due for one in before):
+    if not any(version.due for version in before):
         say("nothing to do: the tables are those of this release")
 
 
@@ -179,14 +179,18 @@ def site_versions(url: str) -> list[RoomVersion]:
 def checked(url: str) -> tuple[list[str], list[str]]:
     """Return what is broken, and what an upgrade would change. Raises StoreError when the database cannot be read."""
     with closing(open_tool(url)) as database:
-        found = versions(database, ROOMS)
+        room_versions = versions(database, ROOMS)
         broken = problems(database, ROOMS)
     broken += [
-        f"{one.room}: {one.unknown} ({one.at}; this one knows {one.newest}): {one.unknown.remedy}"
-        for one in found
-        if one.unknown
+        f"{version.room}: {version.unknown} ({version.at}; this one knows {version.newest}): {version.unknown.remedy}"
+        for version in room_versions
+        if version.unknown
     ]
-    due = [f"{one.room}: at {one.at or 'nothing'}, this release has {one.newest}" for one in found if one.due]
+    due = [
+        f"{version.room}: at {version.at or 'nothing'}, this release has {version.newest}"
+        for version in room_versions
+        if version.due
+    ]
     return broken, due
 
 
@@ -197,6 +201,6 @@ def refuse_old_tables(url: str) -> None:
     if due := [site_version for site_version in site_versions(url) if site_version.at is not None and site_version.due]:
         rooms = counted(len(due), "room")
         raise BlockedError(
-            f"the tables of {rooms} ({', '.join(one.room for one in due)}) are of an older release: run gpuyard db "
+            f"the tables of {rooms} ({', '.join(old.room for old in due)}) are of an older release: run gpuyard db "
             "backup and gpuyard db upgrade, or start without --no-upgrade"
         )

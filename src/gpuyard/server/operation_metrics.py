@@ -89,15 +89,15 @@ class LedgerCollector(Collector):
             return
 
     def _of_deliveries(self) -> Metric:
-        told: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         for (channel, outcome), count in self._tallies.told.all().items():
-            told[self._shown(channel), outcome] += count
+            counts[self._shown(channel), outcome] += count
         deliveries = CounterMetricFamily(
             "gpuyard_deliveries",
             "Tries to tell people and programs of an event since the start; put_off: it is tried again.",
             labels=["channel", "outcome"],
         )
-        for labels, count in sorted(told.items()):
+        for labels, count in sorted(counts.items()):
             deliveries.add_metric(labels, count)
         return deliveries
 
@@ -108,11 +108,11 @@ class LedgerCollector(Collector):
         oldest = GaugeMetricFamily(
             "gpuyard_deliveries_oldest_seconds", "How long ago the first of them happened.", labels=["channel"]
         )
-        found: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+        waiting_by_channel: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
         for channel, (count, first) in self._ledger.upkeep.outbox.waiting().items():
-            before, age = found[self._shown(channel)]
-            found[self._shown(channel)] = before + count, max(age, _age(now, first))
-        for channel, (count, age) in sorted(found.items()):
+            before, age = waiting_by_channel[self._shown(channel)]
+            waiting_by_channel[self._shown(channel)] = before + count, max(age, _age(now, first))
+        for channel, (count, age) in sorted(waiting_by_channel.items()):
             many.add_metric([channel], count)
             oldest.add_metric([channel], age)
         yield from (many, oldest)
@@ -140,7 +140,7 @@ class LedgerCollector(Collector):
 
 
 def _of_bookings(pools: Sequence[str], live: list[LiveBookings], now: datetime) -> Iterator[Metric]:
-    found = {(one.pool, one.kind, one.state): one for one in live}
+    live_by_key = {(record.pool, record.kind, record.state): record for record in live}
     labels = ["pool", "kind", "state"]
     bookings = GaugeMetricFamily(
         "gpuyard_bookings", "Bookings and what else takes GPUs of a pool, that are not over, by state.", labels=labels
@@ -154,10 +154,10 @@ def _of_bookings(pools: Sequence[str], live: list[LiveBookings], now: datetime) 
     for pool in pools:
         for kind in BookingKind:
             for state in sorted(OPEN if kind is BookingKind.BOOKING else TAKES_LANES):
-                one = found.get((pool, kind, state))
-                bookings.add_metric([pool, kind.value, state.value], one.bookings if one else 0)
-                gpus.add_metric([pool, kind.value, state.value], one.gpus if one else 0)
-        first = found.get((pool, BookingKind.BOOKING, BookingState.WAITING))
+                entry = live_by_key.get((pool, kind, state))
+                bookings.add_metric([pool, kind.value, state.value], entry.bookings if entry else 0)
+                gpus.add_metric([pool, kind.value, state.value], entry.gpus if entry else 0)
+        first = live_by_key.get((pool, BookingKind.BOOKING, BookingState.WAITING))
         oldest.add_metric([pool], _age(now, first.oldest if first else None))
     yield from (bookings, gpus, oldest)
 
@@ -166,9 +166,9 @@ def _age(now: datetime, then: datetime | None) -> float:
     return max(0.0, (now - then).total_seconds()) if then else 0.0
 
 
-def _histogram(name: str, words: str, label: str, found: Mapping[str, Durations]) -> Metric:
+def _histogram(name: str, words: str, label: str, durations_by_value: Mapping[str, Durations]) -> Metric:
     """By the values of `label`; empty: it has none."""
     metric = HistogramMetricFamily(name, words, labels=[label] if label else [])
-    for value, durations in found.items():
+    for value, durations in durations_by_value.items():
         metric.add_metric([value] if label else [], *durations.read())
     return metric

@@ -133,14 +133,14 @@ class PortalServer(uvicorn.Server):
 
     async def _feed_watchdog(self, period: float) -> None:
         """As long as this is run the loop of events lives."""
-        said: list[str] = []
+        reported: list[str] = []
         while True:
             stuck = self._driver.stuck()
             if not stuck:
                 self._manager.alive()
-            elif stuck != said:
+            elif stuck != reported:
                 LOG.error("loops do not go on: %s; the service manager will start this service anew", ", ".join(stuck))
-            said = stuck
+            reported = stuck
             await asyncio.sleep(period)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -217,8 +217,8 @@ def bind(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:  # the resolver would silently take the rest of a division
         raise UsageError(f"{port} is not a port; pass a --port from 0 to 65535")
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = addresses[0]
         listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise _cannot_bind(host, port, error) from None

@@ -122,7 +122,7 @@ def _open_on(
     outside = open_enforcement(compiled, ledger, api.auth_url, environment, now)
     loops += [outside.loop] if outside else []
     loops += message_loops(
-        ledger, compiled.site, environment, now, portal=options.portal, told=tallies.told,
+        ledger, compiled.site, environment, now, portal=options.portal, outcome_counts=tallies.told,
         more=[outside.channel] if outside else [],
     )  # fmt: skip
     runners = None

@@ -89,14 +89,14 @@ class SiteWatch:
 
 
 def stamp_of(loaded: LoadedSite) -> Stamp:
-    found: list[tuple[int, int] | None] = []
+    entries: list[tuple[int, int] | None] = []
     for path in (loaded.path, *(loaded.path.parent / host.recording for host in loaded.site.hosts.values())):
         try:
             stat = path.stat()
-            found.append((stat.st_mtime_ns, stat.st_size))
+            entries.append((stat.st_mtime_ns, stat.st_size))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            entries.append(None)
+    return tuple(entries)
 
 
 def changes(old: LoadedSite, new: LoadedSite) -> list[str]:
@@ -116,7 +116,7 @@ def _flat(path: str, value: Any) -> Iterable[tuple[str, str]]:
     elif isinstance(value, timedelta):
         yield path, lasting(value)
     elif isinstance(value, list):
-        yield path, f"[{', '.join(str(one) for one in value)}]"
+        yield path, f"[{', '.join(str(item) for item in value)}]"
     else:
         yield path, str(value.value if isinstance(value, Enum) else value)
 

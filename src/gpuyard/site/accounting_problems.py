@@ -17,12 +17,12 @@ def accounting_problems(site: Site) -> Iterable[Problem]:
         return
     if site.booking is None:
         yield Problem(("accounting",), "use is recorded with bookings, which the site has not; add 'booking: {}'")
-    known = (*accounting.tariffs, STANDARD)
+    known_tariffs = (*accounting.tariffs, STANDARD)
     for name, pool in site.pools.items():
         for tariff in pool.price if isinstance(pool.price, dict) else ():
-            if tariff not in known:
+            if tariff not in known_tariffs:
                 place: Place = ("pools", name, "price", tariff)
-                yield Problem(place, f"unknown tariff {tariff!r}; the site has {', '.join(known)}")
+                yield Problem(place, f"unknown tariff {tariff!r}; the site has {', '.join(known_tariffs)}")
     for pool_name in accounting.external.classes if accounting.external else ():
         if pool_name not in site.pools:
             place = ("accounting", "external", "classes", pool_name)

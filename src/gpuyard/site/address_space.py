@@ -49,11 +49,11 @@ def space_of(flavor: Flavor, site: Site, facts: HostFacts) -> AddressSpace | Non
     """Return the address space of a flavor's server on a host; None when its width is unknown: the host's recording is
     older."""
     bits = min(QEMU_BITS, facts.address_bits or QEMU_BITS)
-    asked = flavor.properties.get("hw:maxphysaddr_mode")
-    if asked == "emulate":
+    mode = flavor.properties.get("hw:maxphysaddr_mode")
+    if mode == "emulate":
         stated = flavor.properties.get("hw:maxphysaddr_bits", "")
         bits = int(stated) if stated.isascii() and stated.isdigit() and len(stated) < 3 else bits
-    elif asked == "passthrough" or any(site.pools[pool].big_bars for pool in flavor.gpus):
+    elif mode == "passthrough" or any(site.pools[pool].big_bars for pool in flavor.gpus):
         bits = min(UEFI_BITS, facts.address_bits)
     if not bits:
         return None
@@ -83,8 +83,8 @@ def too_small(site: Site, facts: Mapping[str, HostFacts], encoded: Iterable[Enco
             bars.setdefault((item.gpu.pool, item.gpu.host), []).append(item.function.bars)
     alike: dict[tuple[str, tuple[tuple[int, ...], ...], int, str], str] = {}  # a large site has many of few kinds
     for (pool, host), gpus in bars.items():
-        one = facts[host]
-        alike.setdefault((pool, tuple(sorted(gpus, key=max_of)), one.address_bits, one.cpu_model), host)
+        host_facts = facts[host]
+        alike.setdefault((pool, tuple(sorted(gpus, key=max_of)), host_facts.address_bits, host_facts.cpu_model), host)
     notes = []
     for name, flavor in site.flavors.items():
         for pool, count in flavor.gpus.items():
@@ -95,7 +95,7 @@ def too_small(site: Site, facts: Mapping[str, HostFacts], encoded: Iterable[Enco
                 if (needed := taken(sizes[-count:])) > guest.window
             ]
             if worst:
-                _, host, needed, guest = max(worst, key=lambda one: one[0])
+                _, host, needed, guest = max(worst, key=lambda candidate: candidate[0])
                 notes.append(_note(name, flavor, site.pools[pool].big_bars, host, needed, guest))
     return notes
 

@@ -127,7 +127,7 @@ INPUTS: dict[str, Any] = {
 
 
 def _fields() -> dict[str, Any]:
-    found = {}
+    fields = {}
     for key, rule in RULES.items():
         text, least, most = (rule.metadata[name] for name in ("text", "least", "most"))
         if rule.type in ("int", "Optional[int]"):
@@ -135,8 +135,8 @@ def _fields() -> dict[str, Any]:
         else:
             kind = SomeTime if rule.type == "timedelta" and least else INPUTS[str(rule.type)]
         description = f"{text[0].upper()}{text[1:]}. Default: {rule_text(key, rule.default)}."
-        found[key] = (kind | None, Field(None, description=description))
-    return found
+        fields[key] = (kind | None, Field(None, description=description))
+    return fields
 
 
 class BookingRules(create_model("_Rules", **_fields())):  # type: ignore[misc]
@@ -235,10 +235,10 @@ def resolve(**layers: BookingRules | None) -> Rules:
     stated: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, layer in layers.items():
-        said = {key: getattr(layer, key, None) for key in RULES}
-        said = {key: value for key, value in said.items() if value is not None}
-        stated |= said
-        origins |= dict.fromkeys(said, name)
+        values = {key: getattr(layer, key, None) for key in RULES}
+        values = {key: value for key, value in values.items() if value is not None}
+        stated |= values
+        origins |= dict.fromkeys(values, name)
     if "no_show" in stated:
         stated["no_show"] = {False: None, True: Rules.no_show}.get(stated["no_show"], stated["no_show"])
     if "users" in stated:

@@ -165,7 +165,7 @@ def host_capacity(
     total = Size(int(cpus * ratio), facts.memory_mib - host.overhead.ram, facts.disk_gib - host.overhead.disk)
     needed = Size()
     for pool, size in slots:
-        needed += shares.most(name, pool, size, sum(one == pool for one, _ in slots), total)
+        needed += shares.most(name, pool, size, sum(slot_pool == pool for slot_pool, _ in slots), total)
     reserve = _reserve(host.reserve, needed, len(slots))
     return HostCapacity(name, cpus, ratio, total, reserve, needed, len(slots), host.reserve is not None)
 
@@ -208,11 +208,11 @@ def _slots(encoded: Iterable[EncodedGpu]) -> list[tuple[str, int]]:
 
 def aggregates_of(site: Site) -> dict[str, frozenset[str]]:
     """Return host -> names of its aggregates."""
-    found: dict[str, set[str]] = {}
+    names_by_host: dict[str, set[str]] = {}
     for name, aggregate in site.aggregates.items():
         for host in aggregate.hosts:
-            found.setdefault(host, set()).add(name)
-    return {host: frozenset(names) for host, names in found.items()}
+            names_by_host.setdefault(host, set()).add(name)
+    return {host: frozenset(names) for host, names in names_by_host.items()}
 
 
 def may_run_on(flavor: Flavor, aggregates: frozenset[str]) -> bool:

@@ -68,16 +68,16 @@ class CompiledSite:
 
     def options_of(self, service: str, host: str | None = None) -> ServiceOptions:
         """Return the options of a service; empty ones when the site has none for it."""
-        for found in self.options:
-            if (found.service, found.host) == (service, host):
-                return found
+        for options in self.options:
+            if (options.service, options.host) == (service, host):
+                return options
         return ServiceOptions(service, host, ())
 
     def provider_config_of(self, host: str) -> ProviderConfig:
         """Return what a host's nova-compute adds to its provider; an empty config when that is nothing."""
-        for found in self.provider_configs:
-            if found.host == host:
-                return found
+        for config in self.provider_configs:
+            if config.host == host:
+                return config
         return ProviderConfig(host)
 
     @property
@@ -160,14 +160,14 @@ def _notes(site: Site, hosts: Sequence[HostCapacity], gpus: Sequence[Gpu]) -> li
 
 
 def _more_than_there_is(site: Site, gpus: Sequence[Gpu]) -> list[str]:
-    there: dict[str, int] = {}
+    offered: dict[str, int] = {}
     for gpu in gpus:
-        there[gpu.pool] = there.get(gpu.pool, 0) + (not gpu.blocked)
+        offered[gpu.pool] = offered.get(gpu.pool, 0) + (not gpu.blocked)
     return [
-        f"project {name} may have {count} GPUs of pool {pool}, and the site offers {there.get(pool, 0)}"
+        f"project {name} may have {count} GPUs of pool {pool}, and the site offers {offered.get(pool, 0)}"
         for name, project in site.projects.items()
         for pool, count in project.gpus.items()
-        if count > there.get(pool, 0)
+        if count > offered.get(pool, 0)
     ]
 
 

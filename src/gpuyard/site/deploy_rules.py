@@ -76,12 +76,12 @@ class DeployHost(Strict):
     @property
     def wishes(self) -> tuple[str, ...]:
         """Options of 'gpuyard host plan' and 'apply' for it."""
-        said = {
+        options = {
             "iommu-pt": self.iommu_pt,
             "unsafe-interrupts": self.unsafe_interrupts,
             "replace-legacy": self.replace_legacy,
         }
-        return tuple(f"--{name}" if on else f"--no-{name}" for name, on in said.items() if on is not None)
+        return tuple(f"--{name}" if on else f"--no-{name}" for name, on in options.items() if on is not None)
 
 
 class SiteDeploy(Strict):
@@ -138,9 +138,9 @@ class SiteDeploy(Strict):
         for role in ("network", "compute"):
             if not self.with_role(role):
                 raise ValueError(f"no host has the role {role}; give it to at least one")
-        here = [name for name, host in self.hosts.items() if host.address == HERE]
-        if len(here) > 1:
-            raise ValueError(f"{' and '.join(here)} cannot both be localhost")
+        local_hosts = [name for name, host in self.hosts.items() if host.address == HERE]
+        if len(local_hosts) > 1:
+            raise ValueError(f"{' and '.join(local_hosts)} cannot both be localhost")
         places: dict[str, str] = {}
         for name, host in self.hosts.items():
             if (first := places.setdefault(host.target(name), name)) != name:

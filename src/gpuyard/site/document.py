@@ -110,13 +110,13 @@ def _before_reading(text: str, bounds: Bounds) -> None:
 
 
 def _measure(root: Node, bounds: Bounds) -> None:
-    seen, waiting = 0, [(root, 0)]
+    count, waiting = 0, [(root, 0)]
     while waiting:
         node, depth = waiting.pop()
-        seen += 1
+        count += 1
         if depth > bounds.depth:
             raise DocumentError(1, f"nested more than {bounds.depth} deep; an anchor that contains itself?")
-        if seen > bounds.values:
+        if count > bounds.values:
             too_many = f"more than {bounds.values} values once its aliases are written out; use fewer aliases"
             raise DocumentError(1, too_many)
         if isinstance(node, ScalarNode) and str(node.tag) in NUMBERS and len(node.value) > MOST_DIGITS:

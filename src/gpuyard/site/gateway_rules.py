@@ -113,14 +113,14 @@ def endpoint(text: object) -> Socket:
 def ip_address(text: str) -> str:
     """Return an IP address in its usual form. Raises ValueError."""
     try:
-        found = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         raise ValueError(f"{text!r} is not an IP address; write one as in '10.20.0.250'") from None
-    if found.version == 6 and found.scope_id is not None:
+    if address.version == 6 and address.scope_id is not None:
         raise ValueError(f"{text!r} is good on one machine alone; leave out what is behind the %")
-    if found.is_unspecified or found.is_multicast:
+    if address.is_unspecified or address.is_multicast:
         raise ValueError(f"{text!r} is the address of no machine")
-    return str(found)
+    return str(address)
 
 
 def network(text: str) -> str:
@@ -150,26 +150,26 @@ def wireguard_key(text: str) -> str:
 
 def ssh_key(text: str) -> str:
     """Return kind and key of an OpenSSH public key, without its comment. Raises ValueError."""
-    found = SSH_KEY.fullmatch(" ".join(text.split(" ")[:2]))
-    if found is None or len(text.splitlines()) != 1:
+    match = SSH_KEY.fullmatch(" ".join(text.split(" ")[:2]))
+    if match is None or len(text.splitlines()) != 1:
         raise ValueError("this is not a public key of OpenSSH; write the line of its .pub file")
-    kind = found[1].encode()
+    kind = match[1].encode()
     try:
-        inside = b64decode(found[2], validate=True)
+        inside = b64decode(match[2], validate=True)
     except (binascii.Error, ValueError):
         inside = b""
     if inside[4 : 4 + len(kind)] != kind or int.from_bytes(inside[:4], "big") != len(kind):
         raise ValueError("this key of OpenSSH is damaged; write the whole line of its .pub file")
-    return found[0]
+    return match[0]
 
 
 def opening(text: str) -> str:
     """Check a request that is let through: ``GET,POST /v3/auth/{name}``. Raises ValueError."""
     methods, _, path = text.partition(" ")
     segments = path.removeprefix("/").split("/")
-    known = all(one in METHODS for one in methods.split(",")) and "{rest}" not in segments[:-1]
+    is_valid = all(method in METHODS for method in methods.split(",")) and "{rest}" not in segments[:-1]
     if (
-        not known
+        not is_valid
         or not path.startswith("/")
         or not all(WAY.fullmatch(segment) and segment.strip(".") for segment in segments)
     ):
@@ -183,10 +183,10 @@ def opening(text: str) -> str:
 
 def size(text: object) -> int:
     """Return a size such as ``64 GiB`` in bytes. Raises ValueError."""
-    found = SIZE.fullmatch(str(text))
-    if found is None:
+    match = SIZE.fullmatch(str(text))
+    if match is None:
         raise ValueError(f"{text!r} is not a size; write a whole number and a unit, as in '64 GiB'")
-    return int(found[1]) * BYTES[found[2]]
+    return int(match[1]) * BYTES[match[2]]
 
 
 def _written(read: Callable[[object], Any], example: str) -> tuple[Any, ...]:

@@ -11,8 +11,8 @@ from gpuyard.site.health_rules import SignalRule, SiteHealth
 from gpuyard.site.problems import Place, Problem
 from gpuyard.site.schema import Site
 
-WITH_COUNT = tuple(code for code, one in SIGNALS.items() if one.count)
-WITH_TIME = tuple(code for code, one in SIGNALS.items() if one.lasts)
+WITH_COUNT = tuple(code for code, signal in SIGNALS.items() if signal.count)
+WITH_TIME = tuple(code for code, signal in SIGNALS.items() if signal.lasts)
 
 
 def health_problems(site: Site, gpus: Collection[str]) -> Iterable[Problem]:
@@ -24,17 +24,17 @@ def health_problems(site: Site, gpus: Collection[str]) -> Iterable[Problem]:
         yield Problem(("health",), "GPUs are kept back by the ledger, which the site has not; add 'booking: {}'")
     yield from _acceptance(site, health)
     yield from _signals(("health", "signals"), health.signals)
-    for kind, parts, known in (("pools", health.pools, site.pools), ("gpus", health.gpus, gpus)):
+    for kind, parts, known_names in (("pools", health.pools, site.pools), ("gpus", health.gpus, gpus)):
         for name, part in parts.items():
             place: Place = ("health", kind, name)
-            if name not in known:
-                yield Problem(place, _unknown(name, kind, known))
+            if name not in known_names:
+                yield Problem(place, _unknown(name, kind, known_names))
             yield from _signals((*place, "signals"), part.signals)
 
 
-def _unknown(name: str, kind: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"the site has {', '.join(sorted(known)[:8]) or 'none'}"
+def _unknown(name: str, kind: str, known_names: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, known_names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"the site has {', '.join(sorted(known_names)[:8]) or 'none'}"
     return f"unknown {'pool' if kind == 'pools' else 'GPU'} {name!r}; {hint}"
 
 
@@ -54,16 +54,16 @@ def _acceptance(site: Site, health: SiteHealth) -> Iterable[Problem]:
 
 def _signals(place: Place, rules: dict[str, SignalRule]) -> Iterable[Problem]:
     for code, rule in rules.items():
-        signal, here = SIGNALS[code], (*place, code)
+        signal, signal_place = SIGNALS[code], (*place, code)
         if signal.is_fixed:
             reason = "its verdict is fixed: a GPU that is not clean or has failed its acceptance is always kept back"
-            yield Problem(here, f"{reason}; leave it out")
+            yield Problem(signal_place, f"{reason}; leave it out")
             continue
         if signal.judgement is Judgement.STALE and rule.verdict in ("suspect", "bad"):
             reason = "it says that an acceptance does not hold any more, and which do 'health.acceptance.required' says"
-            yield Problem(here, f"{reason}; write 'off' or 'note'")
+            yield Problem(signal_place, f"{reason}; write 'off' or 'note'")
         if rule.threshold is not None:
-            yield from _threshold((*here, "threshold"), signal, rule.threshold)
+            yield from _threshold((*signal_place, "threshold"), signal, rule.threshold)
 
 
 def _threshold(place: Place, signal: Signal, threshold: int | timedelta) -> Iterable[Problem]:

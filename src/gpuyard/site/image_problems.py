@@ -38,8 +38,10 @@ def kernel_module(build: ImageBuild, models: Iterable[str], names: PciIds) -> st
     assert build.driver is not None
     if build.driver.kernel_module is not None:
         return build.driver.kernel_module
-    found = [one for one in (generation_of(model, names) for model in models) if one is not None]
-    can = {module for module in (OPEN, PROPRIETARY) if all(module in one.modules for one in found)}
+    generations = [
+        generation for generation in (generation_of(model, names) for model in models) if generation is not None
+    ]
+    can = {module for module in (OPEN, PROPRIETARY) if all(module in generation.modules for generation in generations)}
     usual = OPEN if int(build.driver.branch) >= OPEN_IS_USUAL else PROPRIETARY
     return usual if usual in can or not can else next(iter(can))
 
@@ -103,12 +105,12 @@ def _what_to_state(unknown: Collection[str]) -> str:
 
 
 def _base_problems(base: ImageBase, place: Place) -> Iterable[Problem]:
-    known = RELEASES[base.distribution]
-    if base.release in known:
+    choices = RELEASES[base.distribution]
+    if base.release in choices:
         return
     others = [name for name, releases in RELEASES.items() if base.release in releases]
     whose = f"; it is one of {others[0]}" if others else ""
-    reason = f"gpuyard knows no release {base.release!r} of {base.distribution}{whose}; there are {', '.join(known)}"
+    reason = f"gpuyard knows no release {base.release!r} of {base.distribution}{whose}; there are {', '.join(choices)}"
     yield Problem(place, reason)
 
 
@@ -132,8 +134,8 @@ def _module_problems(stated: str | None, generations: Collection[Generation], pl
 
 def _cuda_problems(cuda: str, branch: int, generations: Collection[Generation], place: Place) -> Iterable[Problem]:
     major, minor = (int(part) for part in cuda.split("-"))
-    known = [version for version in CUDA_DRIVERS if version <= (major, minor)]
-    if known and major <= NEWEST_CUDA and branch < (least := CUDA_DRIVERS[max(known)]):
+    known_versions = [version for version in CUDA_DRIVERS if version <= (major, minor)]
+    if known_versions and major <= NEWEST_CUDA and branch < (least := CUDA_DRIVERS[max(known_versions)]):
         reason = f"CUDA {major}.{minor} takes driver branch {least} or a newer one, and 'driver' has {branch}"
         yield Problem(place, f"{reason}; write another branch, or an older CUDA")
     for generation in generations:

@@ -73,12 +73,12 @@ def _read(path: Path) -> str:
 def _parse(path: Path, text: str, places: bool = False) -> Any:
     """The document; with `places`, which takes longer, it knows the line of each of its parts."""
     try:
-        found = YAML(typ="rt").load(text) if places else values(text, BOUNDS)
+        document = YAML(typ="rt").load(text) if places else values(text, BOUNDS)
     except DocumentError as error:
         raise SiteError([f"{path}:{error.line}: {error.problem}"]) from None
-    if found is None:
+    if document is None:
         raise SiteError([f"{path}:1: the file is empty; start with 'site: NAME'"])
-    return found
+    return document
 
 
 def _plain(path: Path, node: Any) -> Any:

@@ -106,8 +106,14 @@ def _common(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
         reason = "Placement knows each GPU, and limits count them"
         yield Option("filter_scheduler", "pci_in_placement", "true", reason)
     reason = "Nova's defaults, and the filters for PCI devices and NUMA"
-    wanted = (*DEFAULTS, PCI_FILTER, NUMA_FILTER, *([AGGREGATE_FILTER] if site.aggregates else []), *site.extra_filters)
-    yield Option("filter_scheduler", "enabled_filters", ",".join(dict.fromkeys(wanted)), reason)
+    filters = (
+        *DEFAULTS,
+        PCI_FILTER,
+        NUMA_FILTER,
+        *([AGGREGATE_FILTER] if site.aggregates else []),
+        *site.extra_filters,
+    )
+    yield Option("filter_scheduler", "enabled_filters", ",".join(dict.fromkeys(filters)), reason)
     if site.isolated:
         reason = "the site's hosts take only servers whose flavor asks for the site's trait"
         yield Option("scheduler", "enable_isolated_aggregate_filtering", "true", reason)
@@ -172,7 +178,7 @@ def _aliases(site: Site, pool: str, members: Sequence[EncodedGpu]) -> Iterable[d
     named = [{"vendor_id": vendor, "product_id": product, **more} for vendor, product in models]
     if site.pci_in_placement != "on":
         # The same name again is an alternative, as long as Placement does not decide.
-        yield from ({"name": alias(site, pool), **one} for one in named)
+        yield from ({"name": alias(site, pool), **entry} for entry in named)
         return
     base = named[0] if len(named) == 1 else more  # the class alone tells several models from other pools
     yield {"name": alias(site, pool), **base, "resource_class": pool_class(pool)}

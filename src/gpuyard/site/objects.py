@@ -121,9 +121,9 @@ class ImageObject:
 def flavor_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[FlavorObject]:
     """Return the flavors of a site. One with ``same_group`` becomes one per set of its size: ``pair-a``, ``pair-b``."""
     sets, runners = set_sizes(encoded), runner_flavors(site)
-    made = [(name, one) for name, flavor in site.flavors.items() for one in _expand(site, name, flavor, sets)]
-    wanted = [_also_for(site.runners, one) if name in runners else one for name, one in made]
-    return [*wanted, *(one for name in runners for one in _for_slots(site, name, site.flavors[name], encoded))]
+    made = [(name, variant) for name, flavor in site.flavors.items() for variant in _expand(site, name, flavor, sets)]
+    flavors = [_also_for(site.runners, flavor) if name in runners else flavor for name, flavor in made]
+    return [*flavors, *(variant for name in runners for variant in _for_slots(site, name, site.flavors[name], encoded))]
 
 
 def _for_slots(site: Site, name: str, flavor: Flavor, encoded: Sequence[EncodedGpu]) -> Iterable[FlavorObject]:
@@ -134,9 +134,9 @@ def _for_slots(site: Site, name: str, flavor: Flavor, encoded: Sequence[EncodedG
     ((pool, count),) = flavor.gpus.items()
     for lone, letters in islice(_slot_choices(pool, count, encoded), MOST_VARIANTS):
         endings = [*(["lone"] if lone else []), *(f"set-{letter.lower()}" for letter in letters)]
-        asked = [f"{lone_alias(site, pool)}:{lone}"] if lone else []
-        asked += [f"{leader_alias(site, pool, letter)}:1" for letter in letters]
-        made = _flavor(site, "-".join([name, *endings]), flavor, ",".join(asked))
+        alias_specs = [f"{lone_alias(site, pool)}:{lone}"] if lone else []
+        alias_specs += [f"{leader_alias(site, pool, letter)}:1" for letter in letters]
+        made = _flavor(site, "-".join([name, *endings]), flavor, ",".join(alias_specs))
         traits = tuple(sorted([LONE_TRAIT] * lone + [set_trait(letter) for letter in letters]))
         whose = frozenset({site.runners.project})
         yield replace(made, public=False, projects=whose, variant_of=name, slot_traits=traits)
@@ -149,14 +149,14 @@ def _slot_choices(pool: str, count: int, encoded: Iterable[EncodedGpu]) -> list[
     leaders = [gpu for gpu in mine if gpu.role is not GpuRole.PEER]
     if len({slot_trait(gpu) for gpu in leaders}) < 2:
         return []
-    found = set()
+    choices = set()
     for host in {gpu.host for gpu in leaders}:
-        here = [gpu for gpu in leaders if gpu.host == host]
-        letters = sorted(gpu.set_letter for gpu in here if gpu.set_letter)
-        lone = len(here) - len(letters)
+        host_gpus = [gpu for gpu in leaders if gpu.host == host]
+        letters = sorted(gpu.set_letter for gpu in host_gpus if gpu.set_letter)
+        lone = len(host_gpus) - len(letters)
         for groups in range(max(0, count - lone), min(count, len(letters)) + 1):
-            found |= {(count - groups, chosen) for chosen in combinations(letters, groups)}
-    return sorted(found, key=lambda choice: (-choice[0], choice[1]))
+            choices |= {(count - groups, chosen) for chosen in combinations(letters, groups)}
+    return sorted(choices, key=lambda choice: (-choice[0], choice[1]))
 
 
 def _also_for(runners: SiteRunners | None, flavor: FlavorObject) -> FlavorObject:
@@ -196,7 +196,7 @@ def set_sizes(encoded: Iterable[EncodedGpu]) -> SetSizes:
 
 def sets_of_size(sets: SetSizes, pool: str, size: int) -> list[str]:
     """Return the letters of the sets of a pool that have exactly this many GPUs."""
-    return sorted(letter for (one, letter), sizes in sets.items() if one == pool and size in sizes)
+    return sorted(letter for (set_pool, letter), sizes in sets.items() if set_pool == pool and size in sizes)
 
 
 def _flavor(site: Site, name: str, flavor: Flavor, aliases: str | None) -> FlavorObject:
@@ -240,8 +240,8 @@ def runner_flavors(site: Site) -> tuple[str, ...]:
         projects = _allowed(site, flavor)
         return projects is None or project in projects
 
-    able = {name: one for name, one in site.flavors.items() if one.gpus or site.runners.cpu_runners}
-    return tuple(name for name, one in able.items() if name in named or (every and seen(one)))
+    able = {name: flavor for name, flavor in site.flavors.items() if flavor.gpus or site.runners.cpu_runners}
+    return tuple(name for name, flavor in able.items() if name in named or (every and seen(flavor)))
 
 
 def _allowed(site: Site, flavor: Flavor) -> list[str] | None:
@@ -272,8 +272,8 @@ def _site_specs(site: Site, flavor: Flavor) -> dict[str, str]:
         specs[f"trait:{site_trait(site.site)}"] = "required"
     if flavor.aggregates:
         names = flavor.aggregates
-        wanted = names[0] if len(names) == 1 else " ".join(f"<or> {name}" for name in names)
-        specs[f"aggregate_instance_extra_specs:{AGGREGATE_KEY}"] = wanted
+        requirement = names[0] if len(names) == 1 else " ".join(f"<or> {name}" for name in names)
+        specs[f"aggregate_instance_extra_specs:{AGGREGATE_KEY}"] = requirement
     return specs
 
 
@@ -299,36 +299,37 @@ def limit_objects(site: Site, encoded: Sequence[EncodedGpu]) -> list[LimitObject
 
     A GPU class that has no registered limit is unlimited for everybody, so each gets one, of 0.
     """
-    wanted = [LimitObject(name, value) for name, value in _base_limits(site.limits)]
+    limits = [LimitObject(name, value) for name, value in _base_limits(site.limits)]
     mark = owner_mark(site.site)
     for project, wish in site.projects.items():
-        wanted += [LimitObject(name, value, project, mark) for name, value in _base_limits(wish)]
+        limits += [LimitObject(name, value, project, mark) for name, value in _base_limits(wish)]
     if site.runners is not None:
         free = RELEASES[site.release].no_limit
-        wanted += [LimitObject(name, free, site.runners.project, mark) for name, _ in _base_limits(site.limits)]
+        limits += [LimitObject(name, free, site.runners.project, mark) for name, _ in _base_limits(site.limits)]
     if not site.gpu_quotas:
-        return wanted
+        return limits
     by_pool: dict[str, list[EncodedGpu]] = {pool: [] for pool in site.pools}
     for item in encoded:
         by_pool[item.gpu.pool].append(item)
     for pool, members in by_pool.items():
         classes = limited_classes(site, pool, members)
-        wanted += [LimitObject(f"class:{name}", 0, None, mark) for name in classes]
+        limits += [LimitObject(f"class:{name}", 0, None, mark) for name in classes]
         if site.booking is not None:
             continue  # what a project may use then is what it has booked: bookings/controllers/bookings.py
         for project, wish in site.projects.items():
             if pool in wish.gpus:
-                wanted += [LimitObject(f"class:{name}", wish.gpus[pool], project, mark) for name in classes]
-    return wanted
+                limits += [LimitObject(f"class:{name}", wish.gpus[pool], project, mark) for name in classes]
+    return limits
 
 
 def gpu_resources(site: Site, limits: Iterable[LimitObject]) -> dict[str, tuple[str, ...]]:
     """Return pool -> the resources that its GPUs are counted by, as Keystone names them: those of the registered
     limits."""
-    known = {limit.resource for limit in limits if limit.project is None}
+    registered = {limit.resource for limit in limits if limit.project is None}
     classes = {pool: (count_class(pool), pool_class(pool), peer_class(pool)) for pool in site.pools}
     return {
-        pool: tuple(f"class:{name}" for name in names if f"class:{name}" in known) for pool, names in classes.items()
+        pool: tuple(f"class:{name}" for name in names if f"class:{name}" in registered)
+        for pool, names in classes.items()
     }
 
 
@@ -345,16 +346,19 @@ def _base_limits(limits: Limits) -> Iterable[tuple[str, int]]:
 def aggregate_objects(site: Site) -> list[AggregateObject]:
     """Return the aggregates that the site names, and the one that isolates its hosts."""
     mine = {OWNER_KEY: site.site}
-    wanted = [
+    aggregates = [
         AggregateObject(
-            name, frozenset(one.hosts), one.availability_zone, {AGGREGATE_KEY: name, **one.properties, **mine}
+            name,
+            frozenset(aggregate.hosts),
+            aggregate.availability_zone,
+            {AGGREGATE_KEY: name, **aggregate.properties, **mine},
         )
-        for name, one in site.aggregates.items()
+        for name, aggregate in site.aggregates.items()
     ]
     if site.isolated:
         metadata = {f"trait:{site_trait(site.site)}": "required", **mine}
-        wanted.append(AggregateObject(site_aggregate(site.site), frozenset(site.hosts), None, metadata))
-    return wanted
+        aggregates.append(AggregateObject(site_aggregate(site.site), frozenset(site.hosts), None, metadata))
+    return aggregates
 
 
 def image_objects(site: Site) -> list[ImageObject]:

@@ -31,33 +31,33 @@ UNDEPLOYED = "provider.yaml of"
 lose."""
 
 
-def plan_site(compiled: CompiledSite, seen: SeenObjects, prune: bool = False) -> SitePlan:
+def plan_site(compiled: CompiledSite, observed: SeenObjects, prune: bool = False) -> SitePlan:
     """Return the steps from observed to desired state; without `prune`, objects that are no longer wanted are only
     noted."""
     mark = owner_mark(compiled.site.site)
     ours = [flavor for flavor in compiled.flavors if not flavor.foreign]
-    found = {item.flavor.name: item for item in seen.flavors if item.flavor.description == mark}
+    current = {item.flavor.name: item for item in observed.flavors if item.flavor.description == mark}
     # Limits first: a flavor whose GPUs have no limit yet would be everybody's without bound.
-    parts = [plan_limits(compiled.limits, seen.limits)]
-    unreported = unreported_by(compiled, seen)
-    taken = {item.flavor.name for item in seen.flavors} - found.keys()  # what is somebody else's is refused below
-    parts += [_plan_flavor(one, found.get(one.name), unreported) for one in ours if one.name not in taken]
-    aggregates = plan_aggregates(compiled, seen, unreported, prune)
-    parts = [aggregates.opening, *parts, aggregates.closing, _plan_images(compiled.images, seen.images)]
+    parts = [plan_limits(compiled.limits, observed.limits)]
+    unreported = unreported_by(compiled, observed)
+    taken = {item.flavor.name for item in observed.flavors} - current.keys()  # what is somebody else's is refused below
+    parts += [_plan_flavor(flavor, current.get(flavor.name), unreported) for flavor in ours if flavor.name not in taken]
+    aggregates = plan_aggregates(compiled, observed, unreported, prune)
+    parts = [aggregates.opening, *parts, aggregates.closing, _plan_images(compiled.images, observed.images)]
     # Limits last: as long as a flavor asks for a class, somebody could have it without bound.
     booked = compiled.site.booking is not None
-    revoked, limits = split_revoked(unwanted_limits(compiled.limits, seen.limits, mark, booked))
-    unwanted: list[FlavorStep | LimitStep] = [*_unwanted_flavors(ours, found.values()), *limits]
+    revoked, limits = split_revoked(unwanted_limits(compiled.limits, observed.limits, mark, booked))
+    unwanted: list[FlavorStep | LimitStep] = [*_unwanted_flavors(ours, current.values()), *limits]
     parts.append(SitePlan(tuple(revoked)))
-    notes: list[str] = [*compiled.notes, *foreign_differences(compiled.flavors, seen)]
-    waits = (*_undeployed(compiled, seen), *_still_in_use(seen))
+    notes: list[str] = [*compiled.notes, *foreign_differences(compiled.flavors, observed)]
+    waits = (*_undeployed(compiled, observed), *_still_in_use(observed))
     if not prune:
         notes += [f"{step.kind} {step.name} is no longer wanted; --prune deletes it" for step in unwanted]
     refusals = (
-        *_missing_projects(compiled, seen),
-        *_misspelled_hosts(compiled, seen),
-        *_foreign_flavors(ours, seen.flavors, mark),
-        *_no_server_limit(compiled, seen.limits),
+        *_missing_projects(compiled, observed),
+        *_misspelled_hosts(compiled, observed),
+        *_foreign_flavors(ours, observed.flavors, mark),
+        *_no_server_limit(compiled, observed.limits),
     )
     return _joined([*parts, SitePlan(tuple(unwanted if prune else ()), refusals, tuple(notes), waits=waits)])
 
@@ -71,26 +71,26 @@ def _joined(parts: Sequence[SitePlan]) -> SitePlan:
     )
 
 
-def _missing_projects(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
+def _missing_projects(compiled: CompiledSite, observed: SeenObjects) -> Iterable[str]:
     named = {limit.project for limit in compiled.limits if limit.project is not None}
     named |= {project for flavor in compiled.flavors if not flavor.foreign for project in flavor.projects}
-    for name in sorted(named - seen.projects.keys()):
+    for name in sorted(named - observed.projects.keys()):
         yield f"project {name} does not exist in Keystone; create it, or take it out of the site file"
 
 
-def _misspelled_hosts(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
+def _misspelled_hosts(compiled: CompiledSite, observed: SeenObjects) -> Iterable[str]:
     """A host that Nova does not know may be one that is to come, but not beside one of nearly the same name."""
-    others = sorted(seen.hosts - compiled.site.hosts.keys())
+    others = sorted(observed.hosts - compiled.site.hosts.keys())
     for host in compiled.site.hosts:
-        close = difflib.get_close_matches(host, others, n=1, cutoff=0.8) if host not in seen.hosts else []
+        close = difflib.get_close_matches(host, others, n=1, cutoff=0.8) if host not in observed.hosts else []
         if close:
             yield f"no nova-compute has the name {host}, and the site file does not name {close[0]}: is that the host?"
 
 
-def _foreign_flavors(wanted: Sequence[FlavorObject], seen: Sequence[SeenFlavor], mark: str) -> Iterable[str]:
-    by_name = {flavor.name: flavor for flavor in wanted}
-    by_id = {flavor_id(flavor.name): flavor for flavor in wanted}
-    for item in seen:
+def _foreign_flavors(desired: Sequence[FlavorObject], observed: Sequence[SeenFlavor], mark: str) -> Iterable[str]:
+    by_name = {flavor.name: flavor for flavor in desired}
+    by_id = {flavor_id(flavor.name): flavor for flavor in desired}
+    for item in observed:
         ours = by_name.get(item.flavor.name) or by_id.get(item.id)
         if item.flavor.description == mark or ours is None:
             continue
@@ -106,35 +106,35 @@ def _foreign_flavors(wanted: Sequence[FlavorObject], seen: Sequence[SeenFlavor],
         )
 
 
-def foreign_differences(wanted: Sequence[FlavorObject], seen: SeenObjects) -> Iterable[str]:
+def foreign_differences(desired: Sequence[FlavorObject], observed: SeenObjects) -> Iterable[str]:
     """Yield how flavors that gpuyard leaves alone differ from the site file."""
-    by_name = {item.flavor.name: item.flavor for item in seen.flavors}
-    for flavor in wanted:
+    by_name = {item.flavor.name: item.flavor for item in observed.flavors}
+    for flavor in desired:
         if not flavor.foreign:
             continue
-        found = by_name.get(flavor.name)
-        if found is None:
+        existing = by_name.get(flavor.name)
+        if existing is None:
             yield f"flavor {flavor.name} is foreign, and the cloud does not have it"
             continue
-        if different := FlavorStep("", replace(found, description=flavor.description), flavor).changes:
+        if different := FlavorStep("", replace(existing, description=flavor.description), flavor).changes:
             yield f"flavor {flavor.name} is foreign and is not as the site file says: {'; '.join(different)}"
 
 
-def _undeployed(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
+def _undeployed(compiled: CompiledSite, observed: SeenObjects) -> Iterable[str]:
     """Hosts whose nova-compute has not read the provider.yaml that the site wants it to have."""
     by_text: dict[str, list[str]] = {}
     for config in compiled.provider_configs:
-        if config.host not in seen.hosts:
+        if config.host not in observed.hosts:
             continue
-        totals = seen.totals.get(config.host, {})
+        totals = observed.totals.get(config.host, {})
         names = (*config.inventories, *config.traits)
-        missing = [name for name in names if config.host not in seen.reported.get(name, frozenset())]
-        other = [
+        missing = [name for name in names if config.host not in observed.reported.get(name, frozenset())]
+        mismatches = [
             f"{name} is {totals[name]} and not {total}"
             for name, total in config.inventories.items()
             if name in totals and totals[name] != total
         ]
-        for text in ([f"{', '.join(missing)} not reported to Placement"] if missing else []) + other:
+        for text in ([f"{', '.join(missing)} not reported to Placement"] if missing else []) + mismatches:
             by_text.setdefault(text, []).append(config.host)
     for text, hosts in by_text.items():
         yield (
@@ -143,9 +143,9 @@ def _undeployed(compiled: CompiledSite, seen: SeenObjects) -> Iterable[str]:
         )
 
 
-def _no_server_limit(compiled: CompiledSite, seen: Sequence[SeenLimit]) -> Iterable[str]:
-    known = {(limit.resource, limit.project) for limit in [*compiled.limits, *(item.limit for item in seen)]}
-    if compiled.site.gpu_quotas and ("servers", None) not in known:
+def _no_server_limit(compiled: CompiledSite, observed: Sequence[SeenLimit]) -> Iterable[str]:
+    known_limits = {(limit.resource, limit.project) for limit in [*compiled.limits, *(item.limit for item in observed)]}
+    if compiled.site.gpu_quotas and ("servers", None) not in known_limits:
         yield (
             "Keystone has no registered limit on 'servers', and Nova then refuses every server: "
             "add 'limits: {servers: 100}' to the site file"
@@ -157,21 +157,23 @@ def flavor_id(name: str) -> str:
     return name.replace("+", "_")
 
 
-def _plan_flavor(wanted: FlavorObject, found: SeenFlavor | None, unreported: Mapping[str, frozenset[str]]) -> SitePlan:
-    if found is None:
-        return SitePlan((FlavorStep("the site wants it", None, wanted),))
-    now = found.flavor
-    unmet = (asked(wanted) - asked(now)) & unreported.keys()
+def _plan_flavor(
+    desired: FlavorObject, existing: SeenFlavor | None, unreported: Mapping[str, frozenset[str]]
+) -> SitePlan:
+    if existing is None:
+        return SitePlan((FlavorStep("the site wants it", None, desired),))
+    now = existing.flavor
+    unmet = (asked(desired) - asked(now)) & unreported.keys()
     # One without its alias was left unfinished by an apply that was killed, and is in nobody's use.
-    finished = ALIAS_SPEC in now.extra_specs or ALIAS_SPEC not in wanted.extra_specs
+    finished = ALIAS_SPEC in now.extra_specs or ALIAS_SPEC not in desired.extra_specs
     waits: tuple[str, ...] = ()
     if unmet and finished:
         hosts = some_of(frozenset().union(*(unreported[name] for name in unmet)))
         what = f"it would ask for {', '.join(sorted(unmet))}, which {hosts} do not report yet"
-        waits = (f"flavor {wanted.name}: {what}, and no server of it would start there",)
+        waits = (f"flavor {desired.name}: {what}, and no server of it would start there",)
         # Who may use it need not wait. The rest belongs together.
-        wanted = replace(now, projects=wanted.projects)
-    step = FlavorStep("differs from the site file", now, wanted)
+        desired = replace(now, projects=desired.projects)
+    step = FlavorStep("differs from the site file", now, desired)
     if step.verb is StepVerb.REPLACE:
         step = replace(
             step, reason=f"Nova cannot change {', '.join(step.fixed)} of a flavor; running servers keep theirs"
@@ -187,14 +189,14 @@ def asked(flavor: FlavorObject) -> frozenset[str]:
     return frozenset(classes | traits)
 
 
-def unreported_by(compiled: CompiledSite, seen: SeenObjects) -> dict[str, frozenset[str]]:
+def unreported_by(compiled: CompiledSite, observed: SeenObjects) -> dict[str, frozenset[str]]:
     """Return class or trait of a provider.yaml -> hosts that are up, should report it and do not. A host that is down
     cannot, and must not hold up the others."""
     missing: dict[str, set[str]] = {}
     for config in compiled.provider_configs:
-        if config.host in seen.up:
+        if config.host in observed.up:
             for name in (*config.inventories, *config.traits):
-                if config.host not in seen.reported.get(name, frozenset()):
+                if config.host not in observed.reported.get(name, frozenset()):
                     missing.setdefault(name, set()).add(config.host)
     return {name: frozenset(hosts) for name, hosts in missing.items()}
 
@@ -205,9 +207,9 @@ def some_of(hosts: Collection[str]) -> str:
     return ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
 
 
-def _still_in_use(seen: SeenObjects) -> Iterable[str]:
+def _still_in_use(observed: SeenObjects) -> Iterable[str]:
     """nova-compute does not start when its provider.yaml lacks a class that servers on the host consume."""
-    for host, names in sorted(seen.in_use.items()):
+    for host, names in sorted(observed.in_use.items()):
         keep = ", ".join(f"{name}: 1" for name in sorted(names))
         yield (
             f"{UNDEPLOYED} {host}: servers there consume {', '.join(sorted(names))}, which the site no longer has, "
@@ -216,27 +218,27 @@ def _still_in_use(seen: SeenObjects) -> Iterable[str]:
         )
 
 
-def _unwanted_flavors(wanted: Sequence[FlavorObject], ours: Iterable[SeenFlavor]) -> Iterable[FlavorStep]:
-    names = {flavor.name for flavor in wanted}
+def _unwanted_flavors(desired: Sequence[FlavorObject], ours: Iterable[SeenFlavor]) -> Iterable[FlavorStep]:
+    names = {flavor.name for flavor in desired}
     for item in ours:
         if item.flavor.name not in names:
             yield FlavorStep("no longer in the site file", item.flavor, None)
 
 
-def _plan_images(wanted: Sequence[ImageObject], seen: Sequence[SeenImage]) -> SitePlan:
+def _plan_images(desired: Sequence[ImageObject], observed: Sequence[SeenImage]) -> SitePlan:
     """Only what the site file states is compared, and images are never made: one that Glance does not have, or has
     twice, refuses the plan."""
     steps: list[ImageStep] = []
     refusals: list[str] = []
-    for image in wanted:
-        found = [item for item in seen if item.image.name == image.name]
-        if not found:
+    for image in desired:
+        matches = [item for item in observed if item.image.name == image.name]
+        if not matches:
             refusals.append(f"image {image.name} does not exist in Glance; create it, or take it out of the site file")
-        elif len(found) > 1:
-            ids = ", ".join(item.id for item in found)
-            refusals.append(f"image {image.name} exists {len(found)} times ({ids}); rename all but one")
+        elif len(matches) > 1:
+            ids = ", ".join(item.id for item in matches)
+            refusals.append(f"image {image.name} exists {len(matches)} times ({ids}); rename all but one")
         else:
-            now = found[0].image.properties
+            now = matches[0].image.properties
             before = {key: now[key] for key in image.properties if key in now}
             if before != image.properties:
                 steps.append(ImageStep("differs from the site file", ImageObject(image.name, before), image))

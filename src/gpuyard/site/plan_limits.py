@@ -20,36 +20,36 @@ Key = tuple[str | None, str]
 """Project (None for a registered limit) and resource."""
 
 
-def plan_limits(wanted: Sequence[LimitObject], seen: Sequence[SeenLimit]) -> SitePlan:
+def plan_limits(desired: Sequence[LimitObject], observed: Sequence[SeenLimit]) -> SitePlan:
     """Plan the limits that the site states; one on a class of ours that somebody else made refuses the plan."""
-    found = {(item.limit.project, item.limit.resource): item for item in seen}
-    own = {(limit.project, limit.resource) for limit in wanted}
+    existing = {(item.limit.project, item.limit.resource): item for item in observed}
+    own = {(limit.project, limit.resource) for limit in desired}
     steps: list[LimitStep] = []
-    refusals = [*_foreign(wanted, found), *_without_default(wanted, found)]
-    for limit in wanted:
-        step = _step(limit, found.get((limit.project, limit.resource)))
+    refusals = [*_foreign(desired, existing), *_without_default(desired, existing)]
+    for limit in desired:
+        step = _step(limit, existing.get((limit.project, limit.resource)))
         if step is None:
             continue
         if limit.project is None and step.verb is StepVerb.UPDATE:
-            depends = [item for item in seen if item.limit.project and item.limit.resource == limit.resource]
+            depends = [item for item in observed if item.limit.project and item.limit.resource == limit.resource]
             refusals += [_in_the_way(item) for item in depends if (item.limit.project, limit.resource) not in own]
             for item in depends:
                 steps.append(_delete(item.limit, "Keystone changes a default only while no project's limit is on it"))
-                found.pop((item.limit.project, limit.resource))
+                existing.pop((item.limit.project, limit.resource))
         steps.append(step)
     return SitePlan(tuple(steps), tuple(refusals))
 
 
 def unwanted_limits(
-    wanted: Sequence[LimitObject], seen: Sequence[SeenLimit], mark: str, booked: bool = False
+    desired: Sequence[LimitObject], observed: Sequence[SeenLimit], mark: str, booked: bool = False
 ) -> Iterable[LimitStep]:
     """Yield deletions of limits of ours that the site file does not name. Projects' own come first: Keystone keeps a
     registered limit that others depend on. `booked`: GPUs can be booked, and projects' limits on them follow the
     bookings."""
-    names = {(limit.project, limit.resource) for limit in wanted}
+    names = {(limit.project, limit.resource) for limit in desired}
     unwanted = [
         i.limit
-        for i in seen
+        for i in observed
         if i.limit.description == mark
         and (i.limit.project, i.limit.resource) not in names
         and not (booked and i.limit.project is not None and i.limit.resource.startswith(CLASS))
@@ -66,14 +66,14 @@ def split_revoked(unwanted: Iterable[LimitStep]) -> tuple[list[LimitStep], list[
     return revoked, [step for step in steps if step not in revoked]
 
 
-def _step(wanted: LimitObject, found: SeenLimit | None) -> LimitStep | None:
-    if found is None:
-        reason = "every project's default" if wanted.project is None else "what this project may use"
-        if wanted.project is None and wanted.resource.startswith(CLASS):
+def _step(desired: LimitObject, existing: SeenLimit | None) -> LimitStep | None:
+    if existing is None:
+        reason = "every project's default" if desired.project is None else "what this project may use"
+        if desired.project is None and desired.resource.startswith(CLASS):
             reason = "a class without a limit is unlimited for everybody"
-        return LimitStep(reason, None, wanted)
-    if found.limit.value != wanted.value:
-        return LimitStep("differs from the site file", replace(wanted, value=found.limit.value), wanted)
+        return LimitStep(reason, None, desired)
+    if existing.limit.value != desired.value:
+        return LimitStep("differs from the site file", replace(desired, value=existing.limit.value), desired)
     return None
 
 
@@ -81,10 +81,10 @@ def _delete(limit: LimitObject, reason: str) -> LimitStep:
     return LimitStep(reason, replace(limit, description=""), None)
 
 
-def _foreign(wanted: Iterable[LimitObject], found: Mapping[Key, SeenLimit]) -> Iterable[str]:
+def _foreign(desired: Iterable[LimitObject], existing: Mapping[Key, SeenLimit]) -> Iterable[str]:
     """Limits on classes of ours are ours; on servers, CPU and the like they are the cloud's, whoever made them."""
-    for limit in wanted:
-        item = found.get((limit.project, limit.resource))
+    for limit in desired:
+        item = existing.get((limit.project, limit.resource))
         if limit.resource.startswith(CLASS) and item is not None and item.limit.description != limit.description:
             command = "registered limit" if limit.project is None else "limit"
             owner = item.limit.description or "somebody else"
@@ -94,14 +94,14 @@ def _foreign(wanted: Iterable[LimitObject], found: Mapping[Key, SeenLimit]) -> I
             )
 
 
-def _without_default(wanted: Iterable[LimitObject], found: Mapping[Key, SeenLimit]) -> Iterable[str]:
+def _without_default(desired: Iterable[LimitObject], existing: Mapping[Key, SeenLimit]) -> Iterable[str]:
     """Keystone takes a project's limit only beside a registered one."""
-    wanted = list(wanted)
-    registered = {limit.resource for limit in wanted if limit.project is None}
-    registered |= {resource for project, resource in found if project is None}
-    for limit in wanted:
-        there = (limit.project, limit.resource) in found
-        if limit.project is not None and limit.resource not in registered and not there:
+    desired = list(desired)
+    registered = {limit.resource for limit in desired if limit.project is None}
+    registered |= {resource for project, resource in existing if project is None}
+    for limit in desired:
+        exists = (limit.project, limit.resource) in existing
+        if limit.project is not None and limit.resource not in registered and not exists:
             yield (
                 f"project {limit.project} is to have a limit on {limit.resource}, and Keystone takes none without a "
                 "default for everybody: add it under 'limits' (-1 is no limit)"

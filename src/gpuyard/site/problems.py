@@ -70,46 +70,46 @@ def of_validation(error: ValidationError, document: Any, root: type[BaseModel] =
 
 
 def _message(item: Any, place: Place, root: type[BaseModel]) -> str:
-    kind, context, given = item["type"], item.get("ctx", {}), item.get("input")
+    kind, context, value = item["type"], item.get("ctx", {}), item.get("input")
     if kind == "extra_forbidden":
-        known = _known_keys(place[:-1], root)
-        close = difflib.get_close_matches(str(place[-1]), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known here are {', '.join(known)}"
+        known_keys = _known_keys(place[:-1], root)
+        close = difflib.get_close_matches(str(place[-1]), known_keys, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here are {', '.join(known_keys)}"
         return f"unknown key; {hint}"
     if kind == "missing":
         return "is missing; add it"
     if kind == "value_error":
         return str(context["error"])
     if kind == "string_pattern_mismatch":
-        return f"{given!r} does not look right; write {_PATTERN_HINTS.get(context['pattern'], context['pattern'])}"
+        return f"{value!r} does not look right; write {_PATTERN_HINTS.get(context['pattern'], context['pattern'])}"
     if kind == "literal_error":
-        if not isinstance(given, str) and f"'{given}'" in context["expected"]:
-            return f"{given} without quotes is a number; quote it: '{given}'"
-        return f"{given!r} is not supported; write {context['expected']}"
+        if not isinstance(value, str) and f"'{value}'" in context["expected"]:
+            return f"{value} without quotes is a number; quote it: '{value}'"
+        return f"{value!r} is not supported; write {context['expected']}"
     if kind in ("bool_parsing", "bool_type"):
-        return f"{given!r} is neither true nor false; write one of them"
+        return f"{value!r} is neither true nor false; write one of them"
     if kind in ("float_parsing", "float_type", "finite_number"):
-        return f"{given!r} is not a number; write one as in 2.0"
+        return f"{value!r} is not a number; write one as in 2.0"
     if kind in ("int_type", "int_parsing", "int_parsing_size"):
-        return f"{given!r} is not a whole number; write one without quotes or unit"
+        return f"{value!r} is not a whole number; write one without quotes or unit"
     if kind in _RANGE:
         bound = next(context[key] for key in ("ge", "le", "gt") if key in context)
-        return f"{given!r} is out of range; write a number that is {_RANGE[kind]} {bound}"
+        return f"{value!r} is out of range; write a number that is {_RANGE[kind]} {bound}"
     if kind in ("dict_type", "model_type", "model_attributes_type"):
-        return f"{given!r} is not a mapping; write 'key: value' lines below it"
+        return f"{value!r} is not a mapping; write 'key: value' lines below it"
     if kind == "list_type":
-        item_text = repr(given) if set(str(given)) & set(",[]{}#") else given  # YAML would read more than one of it
-        return f"{given!r} is not a list; write [{item_text}]"
+        item_text = repr(value) if set(str(value)) & set(",[]{}#") else value  # YAML would read more than one of it
+        return f"{value!r} is not a list; write [{item_text}]"
     if kind == "too_short":
         return "is empty; add at least one"
     if kind == "string_too_short":
         return "is empty; write it, or leave the key out"
     if kind == "string_type":
-        if isinstance(given, (int, float)) and not isinstance(given, bool):
-            return f"{given} without quotes is a number; quote it: '{given}'"
-        return f"{given!r} is not a text; write a single value, in quotes"
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return f"{value} without quotes is a number; quote it: '{value}'"
+        return f"{value!r} is not a text; write a single value, in quotes"
     if kind == "enum":
-        return f"{given!r} is not supported; write {context['expected']}"
+        return f"{value!r} is not supported; write {context['expected']}"
     return str(item["msg"])
 
 

@@ -43,7 +43,11 @@ def site_problems(site: Site, inventories: Mapping[str, Inventory], encoded: Seq
     aggregates = aggregates_of(site)
     for name, flavor in site.flavors.items():
         if flavor.gpus.keys() <= site.pools.keys() and set(flavor.aggregates) <= site.aggregates.keys():
-            hosts = {host: one for host, one in facts.items() if may_run_on(flavor, aggregates.get(host, frozenset()))}
+            hosts = {
+                host: host_facts
+                for host, host_facts in facts.items()
+                if may_run_on(flavor, aggregates.get(host, frozenset()))
+            }
             problems += _unrunnable(site, name, flavor, hosts, room)
     return [
         *problems,
@@ -127,10 +131,10 @@ def _unknown_names(site: Site) -> Iterable[Problem]:
         yield from _unknown_pools(site, ("projects", name, "gpus"), project.gpus)
 
 
-def _unknown(place: Place, names: Iterable[str], kind: str, known: Collection[str]) -> Iterable[Problem]:
+def _unknown(place: Place, names: Iterable[str], kind: str, known_names: Collection[str]) -> Iterable[Problem]:
     for index, name in enumerate(names):
-        if name not in known:
-            have = ", ".join(known) or "none"
+        if name not in known_names:
+            have = ", ".join(known_names) or "none"
             yield Problem((*place, index), f"unknown {kind} {name!r}; the site has {have}")
 
 
@@ -178,12 +182,12 @@ def _cpus(site: Site, inventories: Mapping[str, Inventory]) -> Iterable[Problem]
 def _pools(site: Site) -> Iterable[Problem]:
     aliases: dict[str, str] = {}
     for name, pool in site.pools.items():
-        wanted = alias(site, name)
-        other = aliases.get(wanted) or aliases.get(SET_ALIAS.sub("", wanted))
-        if other is not None:
-            message = f"alias {wanted!r} is one of those of pool {other!r}; give one of them another 'alias'"
+        alias_name = alias(site, name)
+        owner = aliases.get(alias_name) or aliases.get(SET_ALIAS.sub("", alias_name))
+        if owner is not None:
+            message = f"alias {alias_name!r} is one of those of pool {owner!r}; give one of them another 'alias'"
             yield Problem(("pools", name), message)
-        aliases[wanted] = name
+        aliases[alias_name] = name
         for key, wished in (("managed", pool.managed is not None), ("live_migratable", pool.live_migratable)):
             if wished and not RELEASES[site.release].managed:
                 message = f"Nova knows {key} from 2025.1 on, and the site's release is {site.release}"
@@ -231,9 +235,9 @@ def _zones(site: Site) -> Iterable[Problem]:
     zones: dict[str, str] = {}
     for name, aggregate in site.aggregates.items():
         for index, host in enumerate(aggregate.hosts if aggregate.availability_zone else ()):
-            other = zones.setdefault(host, name)
-            if site.aggregates[other].availability_zone != aggregate.availability_zone:
-                message = f"{host} is in another availability zone already, by aggregate {other!r}; Nova allows one"
+            earlier = zones.setdefault(host, name)
+            if site.aggregates[earlier].availability_zone != aggregate.availability_zone:
+                message = f"{host} is in another availability zone already, by aggregate {earlier!r}; Nova allows one"
                 yield Problem(("aggregates", name, "hosts", index), message)
 
 
@@ -244,16 +248,16 @@ def _stages(site: Site) -> Iterable[Problem]:
             if flavor.same_group:
                 message = "needs 'pci_in_placement: on': nothing else keeps the GPUs of a group together"
                 yield Problem(("flavors", name, "same_group"), message)
-        seen: dict[str, str] = {}
+        owners: dict[str, str] = {}
         for name, pool in site.pools.items():
             for model in pool.models:
-                if model in seen:
+                if model in owners:
                     message = (
-                        f"{model} is in pool {seen[model]!r} too; without 'pci_in_placement: on' Nova tells GPUs by "
+                        f"{model} is in pool {owners[model]!r} too; without 'pci_in_placement: on' Nova tells GPUs by "
                         "model only"
                     )
                     yield Problem(("pools", name, "models"), message)
-                seen[model] = name
+                owners[model] = name
     if not site.gpu_quotas:
         for name, project in site.projects.items():
             if project.gpus:
@@ -266,8 +270,8 @@ def _one_of_each_kind(site: Site, facts: Mapping[str, HostFacts], room: _Room) -
     """Hosts that differ in what flavors could need: of a thousand that are alike, the first."""
     kinds: dict[object, str] = {}
     aggregates = aggregates_of(site)
-    for host, one in facts.items():
-        size = (one.cpus, one.memory_mib - site.hosts[host].overhead.ram, one.disk_gib)
+    for host, host_facts in facts.items():
+        size = (host_facts.cpus, host_facts.memory_mib - site.hosts[host].overhead.ram, host_facts.disk_gib)
         kinds.setdefault((size, aggregates.get(host), *(room.kind(pool, host) for pool in site.pools)), host)
     return {host: facts[host] for host in kinds.values()}
 
@@ -301,7 +305,7 @@ class _Room:
         return set_size if set_size in self._groups.get((pool, host), {}).values() else 0
 
     def sizes(self, pool: str) -> list[int]:
-        return sorted({size for (one, _), sizes in self.sets.items() if one == pool for size in sizes})
+        return sorted({size for (set_pool, _), sizes in self.sets.items() if set_pool == pool for size in sizes})
 
 
 def _unrunnable(
@@ -315,7 +319,7 @@ def _unrunnable(
         return  # its aggregates name hosts that do not exist, which has been said
     for pool, count in flavor.gpus.items():
         most = {host: room.most(pool, host, count if flavor.same_group else None) for host in hosts}
-        hosts = {host: one for host, one in hosts.items() if most[host] >= count}
+        hosts = {host: host_facts for host, host_facts in hosts.items() if most[host] >= count}
         if not hosts:
             yield Problem((*place, "gpus", pool), _too_many_gpus(site, pool, count, flavor, most, room))
             return
@@ -323,23 +327,25 @@ def _unrunnable(
 
 
 def _too_large(site: Site, place: Place, flavor: Flavor, hosts: Mapping[str, HostFacts]) -> Iterable[Problem]:
-    memory = {host: one.memory_mib - site.hosts[host].overhead.ram for host, one in hosts.items()}
+    memory = {host: host_facts.memory_mib - site.hosts[host].overhead.ram for host, host_facts in hosts.items()}
     needs = (
         ("vcpus", flavor.vcpus, "", max(host.cpus for host in hosts.values())),
         ("ram", flavor.ram, " MiB", max(memory.values())),
         ("disk", flavor.disk + flavor.ephemeral, " GiB", max(host.disk_gib for host in hosts.values())),
     )
     short = False
-    for key, wanted, unit, most in needs:
-        if wanted > most:
+    for key, needed, unit, most in needs:
+        if needed > most:
             short = True
-            message = f"{wanted}{unit} is more than any host that could run it has; write {most}{unit} or less"
+            message = f"{needed}{unit} is more than any host that could run it has; write {most}{unit} or less"
             if key == "disk":
                 message += ", or say with 'disk' of the hosts what servers have there (another disk, Ceph)"
             yield Problem((*place, key), message)
     fits = (
-        flavor.vcpus <= one.cpus and flavor.ram <= memory[host] and flavor.disk + flavor.ephemeral <= one.disk_gib
-        for host, one in hosts.items()
+        flavor.vcpus <= host_facts.cpus
+        and flavor.ram <= memory[host]
+        and flavor.disk + flavor.ephemeral <= host_facts.disk_gib
+        for host, host_facts in hosts.items()
     )
     if not short and not any(fits):
         yield Problem(place, "no single host has its vCPUs, RAM and disk together; write less of one of them")

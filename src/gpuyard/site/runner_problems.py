@@ -35,11 +35,11 @@ def runner_problems(site: Site) -> Iterable[Problem]:
         reason = f"runners without GPUs are shown as pool {CPU!r}, which is a pool of GPUs here; rename that"
         yield Problem(("pools", CPU), reason)
     yield from _flavors(site, ("runners", "allowed", "flavors"), runners.allowed.flavors, runners)
-    for name, one in runners.sets.items():
+    for name, scale_set in runners.sets.items():
         place: Place = ("runners", "sets", name)
-        yield from _flavors(site, (*place, "flavors"), one.flavors, runners)
-        most = one.most if one.most is not None else runners.most
-        for index, idle in enumerate(one.idle):
+        yield from _flavors(site, (*place, "flavors"), scale_set.flavors, runners)
+        most = scale_set.most if scale_set.most is not None else runners.most
+        for index, idle in enumerate(scale_set.idle):
             if most is not None and idle.count > most:
                 reason = f"{idle.count} idle runners, and the set may have {most} GPUs at once; write {most} or less"
                 yield Problem((*place, "idle", index, "count"), reason)
@@ -76,23 +76,25 @@ def _flavors(site: Site, place: Place, names: Sequence[str], runners: SiteRunner
 
 def _limits(runners: SiteRunners) -> Iterable[Problem]:
     layers: list[tuple[Place, RunnerLimits]] = [(("runners",), runners)]
-    layers += [(("runners", "sets", name), one) for name, one in runners.sets.items()]
-    layers += [(("runners", "repositories", name), one) for name, one in runners.repositories.items()]
+    layers += [(("runners", "sets", name), scale_set) for name, scale_set in runners.sets.items()]
+    layers += [(("runners", "repositories", name), limits) for name, limits in runners.repositories.items()]
     for place, layer in layers:
         if layer.longest is not None and layer.longest > LONGEST_JOB:
             yield Problem((*place, "longest"), f"GitHub ends every job after {LONGEST_JOB.days} days; write less")
 
 
 def _enrolments(enrolments: Sequence[Enrolment]) -> Iterable[Problem]:
-    for index, one in enumerate(enrolments):
+    for index, entry in enumerate(enrolments):
         place: Place = ("runners", "enrolments", index)
-        url = urlsplit(one.url)
+        url = urlsplit(entry.url)
         if url.scheme != "https" and url.hostname not in LOOPBACK:
-            yield Problem((*place, "url"), f"{one.url} would be sent credentials that anybody can read; write https://")
+            yield Problem(
+                (*place, "url"), f"{entry.url} would be sent credentials that anybody can read; write https://"
+            )
         for other in enrolments:
-            if one.repository and other.organization and other.url == one.url and other.includes(one.repository):
+            if entry.repository and other.organization and other.url == entry.url and other.includes(entry.repository):
                 reason = (
-                    f"{one.repository} is enrolled twice, also with the organisation {other.organization}; take this "
+                    f"{entry.repository} is enrolled twice, also with the organisation {other.organization}; take this "
                     "out, or leave it out of the organisation's 'repositories'"
                 )
                 yield Problem(place, reason)

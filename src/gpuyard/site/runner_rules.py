@@ -141,12 +141,12 @@ class Enrolment(Strict):
 
     def includes(self, repository: str) -> bool:
         """Return whether a repository (``owner/name``) gets runners here. Letter case does not count, as at GitHub."""
-        wanted = repository.lower()
+        full_name = repository.lower()
         if self.repository is not None:
-            return wanted == self.repository.lower()
-        mine = wanted.startswith(f"{self.owner.lower()}/")
+            return full_name == self.repository.lower()
+        mine = full_name.startswith(f"{self.owner.lower()}/")
         return mine and (
-            not self.repositories or any(fnmatchcase(wanted, repository.lower()) for repository in self.repositories)
+            not self.repositories or any(fnmatchcase(full_name, repository.lower()) for repository in self.repositories)
         )
 
 
@@ -276,11 +276,11 @@ class SiteRunners(RunnerLimits):
         names = [enrolment.name for enrolment in self.enrolments]
         if len({*names}) < len(names):
             raise ValueError("an organisation or repository is enrolled twice")
-        for label, one in self.sets.items():
-            if one.enrolment is None and len(names) > 1:
+        for label, scale_set in self.sets.items():
+            if scale_set.enrolment is None and len(names) > 1:
                 raise ValueError(f"set {label!r} must say which 'enrolment' it is for: {', '.join(names)}")
-            if one.enrolment is not None and one.enrolment not in names:
-                raise ValueError(f"set {label!r} is for {one.enrolment!r}, and enrolled are {', '.join(names)}")
+            if scale_set.enrolment is not None and scale_set.enrolment not in names:
+                raise ValueError(f"set {label!r} is for {scale_set.enrolment!r}, and enrolled are {', '.join(names)}")
         return self
 
     @cached_property
@@ -298,14 +298,14 @@ class SiteRunners(RunnerLimits):
         layers: list[tuple[str, RunnerLimits]] = [("runners", self)]
         if label in self.sets:
             layers.append((f"set {label}", self.sets[label]))
-        wanted = repository.lower()
+        full_name = repository.lower()
         layers += [
             (f"repository {pattern}", self.repositories[pattern])
             for pattern, lower, is_name in self._patterns
-            if lower == wanted or (not is_name and fnmatchcase(wanted, lower))
+            if lower == full_name or (not is_name and fnmatchcase(full_name, lower))
         ]
         for name, layer in layers:
-            said = {key: value for key in JOB_RULES if (value := getattr(layer, key)) is not None}
-            stated |= said
-            origins |= dict.fromkeys(said, name)
+            values = {key: value for key in JOB_RULES if (value := getattr(layer, key)) is not None}
+            stated |= values
+            origins |= dict.fromkeys(values, name)
         return JobRules(**stated, origins=origins)

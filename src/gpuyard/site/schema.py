@@ -275,10 +275,10 @@ class Image(Strict):
     @property
     def wanted_properties(self) -> dict[str, str]:
         """What Glance is to have."""
-        found = {"img_hide_hypervisor_id": "true"} if self.hide_hypervisor else {}
+        properties = {"img_hide_hypervisor_id": "true"} if self.hide_hypervisor else {}
         if self.big_bars:
-            found |= {"hw_machine_type": "q35", "hw_firmware_type": "uefi"}
-        return {**found, **self.properties}
+            properties |= {"hw_machine_type": "q35", "hw_firmware_type": "uefi"}
+        return {**properties, **self.properties}
 
 
 class Site(Strict):

@@ -31,14 +31,14 @@ def encode_shared(site: Site, inventories: Mapping[str, Inventory]) -> tuple[lis
         for name, pool in pools.items():
             if pool.hosts is not None and host not in pool.hosts:
                 continue
-            found = list(_units(name, pool, host, inventory))
-            for item in found:
+            units = list(_units(name, pool, host, inventory))
+            for item in units:
                 owner = _other_owner(site, host, name, item.function, owners)
                 if owner:
                     problems.append(_claimed_twice(name, host, item.function, owner))
                     break
-            encoded += found
-            other = types.setdefault(pool.type or "", name) if pool.kind is GpuKind.VGPU and found else name
+            encoded += units
+            other = types.setdefault(pool.type or "", name) if pool.kind is GpuKind.VGPU and units else name
             if other != name:
                 problems.append(_type_twice(name, host, pool, other))
     return encoded, problems
@@ -62,9 +62,9 @@ def _wishes(site: Site, name: str, pool: Pool) -> Iterable[Problem]:
         yield Problem((*place, "type"), text)
     if pool.kind is GpuKind.VGPU:
         wishes = {"alias": pool.alias, "numa": pool.numa, "managed": pool.managed}
-        given = [key for key, value in {**wishes, "live_migratable": pool.live_migratable or None}.items()
+        stated_keys = [key for key, value in {**wishes, "live_migratable": pool.live_migratable or None}.items()
                  if value is not None]  # fmt: skip
-        for key in given:
+        for key in stated_keys:
             yield Problem((*place, key), "is of PCI devices, and Nova gives vGPUs without an alias; leave it out")
     for flavor, wish in site.flavors.items():
         several = wish.gpus.get(name, 0) > 1 and pool.kind is GpuKind.VGPU
@@ -159,7 +159,7 @@ def _why_not(pool: Pool, function: PciFunction, inventory: Inventory) -> str:
     if function.iommu_group is None:
         return f"{function.short_address} is in no IOMMU group: gpuyard host check says what to switch on"
     group = inventory.groups()[function.iommu_group]
-    beside = [one.short_address for one in group if one is not function and not one.is_bridge]
+    beside = [member.short_address for member in group if member is not function and not member.is_bridge]
     if beside:
         return f"{function.short_address} shares its IOMMU group with {', '.join(beside[:3])}"
     return ""

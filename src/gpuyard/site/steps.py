@@ -39,16 +39,16 @@ class CloudStep(Generic[T]):
     @property
     def object(self) -> T:
         """The object after the step; before it, when it is to be deleted."""
-        found = self.before if self.after is None else self.after
-        assert found is not None, "a step without an object"
-        return found
+        item = self.before if self.after is None else self.after
+        assert item is not None, "a step without an object"
+        return item
 
     @property
     def kind(self) -> str:
         """The kind of object, in words."""
         raise NotImplementedError
 
-    def _values(self, one: T) -> Iterable[tuple[str, Any]]:
+    def _values(self, item: T) -> Iterable[tuple[str, Any]]:
         raise NotImplementedError
 
     @property
@@ -71,7 +71,7 @@ class CloudStep(Generic[T]):
     @property
     def values(self) -> tuple[Values, Values]:
         """The object before and after."""
-        before, after = (dict(self._values(one)) if one is not None else {} for one in (self.before, self.after))
+        before, after = (dict(self._values(item)) if item is not None else {} for item in (self.before, self.after))
         return before, after
 
     @property
@@ -90,10 +90,10 @@ class FlavorStep(CloudStep[FlavorObject]):
     def fixed(self) -> list[str]:
         return [key for key in FIXED if getattr(self.before, key) != getattr(self.after, key)]
 
-    def _values(self, one: FlavorObject) -> Iterable[tuple[str, Any]]:
-        yield from ((key, getattr(one, key)) for key in (*FIXED, "description"))
-        yield from ((f"property {key}", value) for key, value in one.extra_specs.items())
-        yield from ((f"access {name}", "yes") for name in one.projects)
+    def _values(self, item: FlavorObject) -> Iterable[tuple[str, Any]]:
+        yield from ((key, getattr(item, key)) for key in (*FIXED, "description"))
+        yield from ((f"property {key}", value) for key, value in item.extra_specs.items())
+        yield from ((f"access {name}", "yes") for name in item.projects)
 
 
 class LimitStep(CloudStep[LimitObject]):
@@ -101,10 +101,10 @@ class LimitStep(CloudStep[LimitObject]):
     def kind(self) -> str:
         return self.object.kind
 
-    def _values(self, one: LimitObject) -> Iterable[tuple[str, Any]]:
-        yield "limit", one.value
-        if one.description:
-            yield "description", one.description
+    def _values(self, item: LimitObject) -> Iterable[tuple[str, Any]]:
+        yield "limit", item.value
+        if item.description:
+            yield "description", item.description
 
 
 class AggregateStep(CloudStep[AggregateObject]):
@@ -115,18 +115,18 @@ class AggregateStep(CloudStep[AggregateObject]):
         leaves = self.before and self.after and self.before.availability_zone and not self.after.availability_zone
         return [ZONE] if leaves else []
 
-    def _values(self, one: AggregateObject) -> Iterable[tuple[str, Any]]:
-        if one.availability_zone:
-            yield ZONE, one.availability_zone
-        yield from ((f"property {key}", value) for key, value in one.metadata.items())
-        yield from ((f"host {name}", "yes") for name in one.hosts)
+    def _values(self, item: AggregateObject) -> Iterable[tuple[str, Any]]:
+        if item.availability_zone:
+            yield ZONE, item.availability_zone
+        yield from ((f"property {key}", value) for key, value in item.metadata.items())
+        yield from ((f"host {name}", "yes") for name in item.hosts)
 
 
 class ImageStep(CloudStep[ImageObject]):
     kind = "image"
 
-    def _values(self, one: ImageObject) -> Iterable[tuple[str, Any]]:
-        yield from ((f"property {key}", value) for key, value in one.properties.items())
+    def _values(self, item: ImageObject) -> Iterable[tuple[str, Any]]:
+        yield from ((f"property {key}", value) for key, value in item.properties.items())
 
 
 SiteStep = FlavorStep | LimitStep | AggregateStep | ImageStep

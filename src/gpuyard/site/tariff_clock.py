@@ -73,8 +73,8 @@ class TariffClock:
         """Return the name of the tariff that holds at a moment."""
         local = when.astimezone(self.zone)
         minute = local.hour * 60 + local.minute
-        found = (tariff.name for tariff in self.tariffs if tariff.holds(local.weekday(), minute))
-        return next(found, STANDARD)
+        names = (tariff.name for tariff in self.tariffs if tariff.holds(local.weekday(), minute))
+        return next(names, STANDARD)
 
     def day_of(self, when: datetime) -> date:
         """Return the day that a moment counts to."""
@@ -116,14 +116,14 @@ class TariffClock:
             wall = datetime.combine(day, time(*divmod(minute, 60)))
             cuts |= {int(wall.replace(tzinfo=self.zone, fold=fold).timestamp()) for fold in (0, 1)}
         ordered = sorted(cut for cut in cuts if begin <= cut <= end)
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for first, last in pairwise(ordered):
             name = self.at(moment(first))
-            if found and found[-1].tariff == name:
-                found[-1] = Piece(found[-1].start, last, day, name)
+            if pieces and pieces[-1].tariff == name:
+                pieces[-1] = Piece(pieces[-1].start, last, day, name)
             else:
-                found.append(Piece(first, last, day, name))
-        return tuple(found)
+                pieces.append(Piece(first, last, day, name))
+        return tuple(pieces)
 
 
 def _edges(part: QuietHours) -> tuple[int, int]:

@@ -133,14 +133,14 @@ class UseAccount:
 
 
 BY: Mapping[str, Callable[[Sum], str]] = {
-    "project": lambda one: one.slice.project or one.slice.project_id,
-    "user": lambda one: one.slice.user or one.slice.user_id,
-    "pool": lambda one: one.slice.pool,
-    "host": lambda one: one.slice.host,
-    "repository": lambda one: one.slice.repository,
-    "tariff": lambda one: one.slice.tariff or STANDARD,
-    "day": lambda one: _day(one.period),
-    "month": lambda one: _day(one.period)[:7],
+    "project": lambda use_sum: use_sum.slice.project or use_sum.slice.project_id,
+    "user": lambda use_sum: use_sum.slice.user or use_sum.slice.user_id,
+    "pool": lambda use_sum: use_sum.slice.pool,
+    "host": lambda use_sum: use_sum.slice.host,
+    "repository": lambda use_sum: use_sum.slice.repository,
+    "tariff": lambda use_sum: use_sum.slice.tariff or STANDARD,
+    "day": lambda use_sum: _day(use_sum.period),
+    "month": lambda use_sum: _day(use_sum.period)[:7],
 }
 """The columns that a report can be by: name -> the value that a sum has there; empty is nobody's."""
 OF_SOMEBODY = frozenset({"project", "user", "repository"})
@@ -155,14 +155,14 @@ def accounts(sums: Iterable[Sum], by: Sequence[str], prices: Prices = Prices()) 
     Projects, or users, that only have a name in common have lines of their own, with their ids."""
     sums = list(sums)
     keys = [_apart(sums, name) for name in by]
-    found: dict[tuple[str, ...], UseAccount] = {}
-    for one in sums:
-        key = tuple(read(one) for read in keys)
-        account = found.get(key)
+    accounts_by_key: dict[tuple[str, ...], UseAccount] = {}
+    for use_sum in sums:
+        key = tuple(read(use_sum) for read in keys)
+        account = accounts_by_key.get(key)
         if account is None:
-            account = found[key] = UseAccount(key)
-        account.add(one.slice, one.seconds, prices)
-    return [found[key] for key in sorted(found)]
+            account = accounts_by_key[key] = UseAccount(key)
+        account.add(use_sum.slice, use_sum.seconds, prices)
+    return [accounts_by_key[key] for key in sorted(accounts_by_key)]
 
 
 def _apart(sums: Sequence[Sum], by: str) -> Callable[[Sum], str]:
@@ -170,12 +170,12 @@ def _apart(sums: Sequence[Sum], by: str) -> Callable[[Sum], str]:
     read = BY[by]
     if by not in ("project", "user"):
         return read
-    whose = {(getattr(one.slice, by), getattr(one.slice, f"{by}_id")) for one in sums}
+    whose = {(getattr(use_sum.slice, by), getattr(use_sum.slice, f"{by}_id")) for use_sum in sums}
     names = Counter(name for name, _ in whose if name)
 
-    def named(one: Sum) -> str:
-        name, id = getattr(one.slice, by), getattr(one.slice, f"{by}_id")
-        return f"{name} ({id})" if id and names[name] > 1 else read(one)
+    def named(use_sum: Sum) -> str:
+        name, id = getattr(use_sum.slice, by), getattr(use_sum.slice, f"{by}_id")
+        return f"{name} ({id})" if id and names[name] > 1 else read(use_sum)
 
     return named
 

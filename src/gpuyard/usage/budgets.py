@@ -84,20 +84,22 @@ class ProjectBudget:
     def status(self, now: datetime, ahead: Sequence[BookedTime] = ()) -> BudgetStatus:
         """Return the budget's state as of now. `ahead`: all that the project has booked."""
         if self.rules.half_life is not None:
-            booked = sum(_within(one, self.counted_until, None) for one in ahead)
+            booked = sum(_within(booked_time, self.counted_until, None) for booked_time in ahead)
             return BudgetStatus(self.project, None, None, self._limit, 0.0, self.decayed(seconds(now)), booked)
         start, end = period_of(self.clock.day_of(now), self.rules.every)
         carried = self.carried_into(start)
         first, last = self.clock.begin(start), self.clock.begin(end)
-        booked = sum(_within(one, max(self.counted_until, seconds(first)), seconds(last)) for one in ahead)
+        booked = sum(
+            _within(booked_time, max(self.counted_until, seconds(first)), seconds(last)) for booked_time in ahead
+        )
         used = self.used_between(start, end)
         return BudgetStatus(self.project, first, last, self._limit + carried, carried, used, booked)
 
-    def objections(self, asked: BookedTime, ahead: Sequence[BookedTime]) -> list[str]:
+    def objections(self, requested: BookedTime, ahead: Sequence[BookedTime]) -> list[str]:
         """Return why a booking does not fit: for each period, or for the half-life, with the numbers."""
         if self.rules.half_life is not None:
-            return self._too_much_at_once(asked, ahead)
-        return list(self._too_much_in_periods(asked, ahead))
+            return self._too_much_at_once(requested, ahead)
+        return list(self._too_much_in_periods(requested, ahead))
 
     def used_between(self, start: date, end: date) -> int:
         """Return GPU-seconds on the days [start, end) that count."""
@@ -127,16 +129,19 @@ class ProjectBudget:
             carried = min(most, max(0.0, self._limit + carried - self.used_between(first, last)))
         return carried
 
-    def _too_much_in_periods(self, asked: BookedTime, ahead: Sequence[BookedTime]) -> Iterator[str]:
-        day, last = self.clock.day_of(moment(asked.start)), asked.end
+    def _too_much_in_periods(self, requested: BookedTime, ahead: Sequence[BookedTime]) -> Iterator[str]:
+        day, last = self.clock.day_of(moment(requested.start)), requested.end
         current = period_of(self.clock.day_of(self.until), self.rules.every)[0]
         while True:
             start, end = period_of(day, self.rules.every)
             begin, over = seconds(self.clock.begin(start)), seconds(self.clock.begin(end))
             counted = max(self.counted_until, begin)
-            takes = _within(asked, counted, over)  # of one that is on, what was used before is counted already
+            takes = _within(requested, counted, over)  # of one that is on, what was used before is counted already
             limit = self._limit + (self.carried_into(start) if start <= current else 0.0)
-            used, booked = self.used_between(start, end), sum(_within(one, counted, over) for one in ahead)
+            used, booked = (
+                self.used_between(start, end),
+                sum(_within(booked_time, counted, over) for booked_time in ahead),
+            )
             if takes and takes + used + booked > limit + A_LITTLE:
                 yield (
                     f"it takes {hours(takes)} GPU-hours of the budget of project {self.project} until "
@@ -149,37 +154,40 @@ class ProjectBudget:
 
     def decayed(self, at: int) -> float:
         """Return what all use until then counts for at a moment (seconds), in GPU-seconds."""
-        found = 0.0
+        total = 0.0
         for day, count in self.used.items():
             if day >= self.begins:
                 start, end = seconds(self.clock.begin(day)), seconds(self.clock.begin(day + A_DAY))
                 end = max(start + 1, min(end, self.counted_until))
-                found += self._faded(count / (end - start), start, end, at)
-        return found
+                total += self._faded(count / (end - start), start, end, at)
+        return total
 
-    def _too_much_at_once(self, asked: BookedTime, ahead: Sequence[BookedTime]) -> list[str]:
+    def _too_much_at_once(self, requested: BookedTime, ahead: Sequence[BookedTime]) -> list[str]:
         """What counts rises only while something is booked, so that it is highest at the end of a booking."""
-        booked = [one for one in ahead if one.end > self.counted_until]
-        checked = {one.end for one in (*booked, asked) if one.end > asked.start}
-        worst, when = max((self._counts(at, [*booked, asked]), at) for at in checked)
+        booked = [booked_time for booked_time in ahead if booked_time.end > self.counted_until]
+        checked = {booked_time.end for booked_time in (*booked, requested) if booked_time.end > requested.start}
+        worst, when = max((self._counts(at, [*booked, requested]), at) for at in checked)
         if worst <= self._limit + A_LITTLE:
             return []
-        now, others = self.decayed(self.counted_until), sum(_within(one, self.counted_until, None) for one in booked)
+        now, others = (
+            self.decayed(self.counted_until),
+            sum(_within(booked_time, self.counted_until, None) for booked_time in booked),
+        )
         half_life = lasting(self.rules.half_life) if self.rules.half_life else ""
         text = (
             f"with it, what counts of the budget of project {self.project} would be {hours(worst)} GPU-hours on "
             f"{spell(moment(when))}, and may be {hours(self._limit)}: {hours(now)} count now of what was used, which "
-            f"halves every {half_life}; {hours(others)} are booked, and this takes {hours(_within(asked, 0, None))}"
+            f"halves every {half_life}; {hours(others)} are booked, and this takes {hours(_within(requested, 0, None))}"
         )
         return [text]
 
     def _counts(self, at: int, booked: Sequence[BookedTime]) -> float:
-        found = self.decayed(at)
-        for one in booked:
-            start, end = max(one.start, self.counted_until), min(one.end, at)
+        total = self.decayed(at)
+        for booked_time in booked:
+            start, end = max(booked_time.start, self.counted_until), min(booked_time.end, at)
             if start < end:
-                found += self._faded(one.gpus, start, end, at)
-        return found
+                total += self._faded(booked_time.gpus, start, end, at)
+        return total
 
     def _faded(self, rate: float, start: int, end: int, at: int) -> float:
         """What use at a rate (GPUs) over [start, end) counts for at a later moment: the integral of its fading."""

@@ -109,29 +109,29 @@ def flavor_spans(life: ServerLife, recorded: Iterable[tuple[datetime, datetime, 
     changes = _flavor_changes(life)
     starts = [BEGINNING, *(time for time, _ in changes)]
     bounds = list(zip(starts, [*starts[1:], None], strict=True))
-    seen = list(recorded)
-    known = [_most_at_once(seen, *span) for span in bounds]
+    gpu_spans = list(recorded)
+    sizes = [_most_at_once(gpu_spans, *span) for span in bounds]
     if life.server.task in WITH_OLD_FLAVOR or not any(
         deed.is_move_under_way and deed.action in (RESIZE, REVERT) for deed in life.deeds
     ):
-        known[-1] = life.pool, life.gpus
+        sizes[-1] = life.pool, life.gpus
     names = _names([deed for _, deed in changes])
     for _ in bounds:  # what is known of one is known of those with the same name
-        by_name = {name: size for size, mine in zip(known, names, strict=True) if size for name in mine}
-        known = [size or next((by_name[n] for n in mine if n in by_name), None)
-                 for size, mine in zip(known, names, strict=True)]  # fmt: skip
-    return [FlavorSpan(*span, *(size or ("", None))) for span, size in zip(bounds, known, strict=True)]
+        by_name = {name: size for size, mine in zip(sizes, names, strict=True) if size for name in mine}
+        sizes = [size or next((by_name[n] for n in mine if n in by_name), None)
+                 for size, mine in zip(sizes, names, strict=True)]  # fmt: skip
+    return [FlavorSpan(*span, *(size or ("", None))) for span, size in zip(bounds, sizes, strict=True)]
 
 
 def _flavor_changes(life: ServerLife) -> list[tuple[datetime, Deed]]:
     """Resizes and their reverts that were done, in order; cold migrations are reverted by the same action."""
     done = [(whole(deed.finished), deed) for deed in life.deeds if deed.finished and deed.is_done_move]
-    found, last = [], ""
+    changes, last = [], ""
     for time, deed in sorted(done, key=lambda pair: pair[0]):
         if deed.action == RESIZE or (deed.action == REVERT and last == RESIZE):
-            found.append((time, deed))
+            changes.append((time, deed))
         last = deed.action
-    return found
+    return changes
 
 
 def _names(changes: Sequence[Deed]) -> list[set[Hashable]]:
@@ -153,10 +153,10 @@ def _names(changes: Sequence[Deed]) -> list[set[Hashable]]:
 
 
 def _most_at_once(
-    seen: Iterable[tuple[datetime, datetime, str]], start: datetime, end: datetime | None
+    gpu_spans: Iterable[tuple[datetime, datetime, str]], start: datetime, end: datetime | None
 ) -> tuple[str, int] | None:
     """The pool of GPUs that were known in [start, end), and how many at one time; None when none was."""
-    parts = [(max(a, start), b if end is None else min(b, end), pool) for a, b, pool in seen]
+    parts = [(max(a, start), b if end is None else min(b, end), pool) for a, b, pool in gpu_spans]
     turns = sorted([(a, 1, pool) for a, b, pool in parts if a < b] + [(b, -1, pool) for a, b, pool in parts if a < b])
     now, most, of = 0, 0, ""
     for _, by, pool in turns:  # of one moment the ends come first
@@ -170,7 +170,7 @@ def _turns(life: ServerLife) -> Iterable[tuple[datetime, bool]]:
         return
     created = min((deed.finished for deed in life.deeds if deed.action == CREATE and deed.finished), default=None)
     yield whole(life.server.launched if created is None else min(created, life.server.launched)), True
-    for deed in sorted(life.deeds, key=lambda one: one.started):
+    for deed in sorted(life.deeds, key=lambda candidate: candidate.started):
         if deed.offloaded is not None:
             yield whole(deed.offloaded), False
         if deed.finished is None or deed.failed:

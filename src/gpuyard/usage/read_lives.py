@@ -64,30 +64,34 @@ class LifeReader:
         the cell of one of `by_id` does not answer."""
         with Reader(self._api) as cloud:
             changed = cloud.servers(**{"changes-since": iso_text(since)})
-            wanted = {one.id: one for one in changed if one.id in also or self._gpus(one)[1]}
-            asked = cloud.each(cloud.server, set(by_id) - wanted.keys())
-            wanted |= {id: row for id, row in asked.items() if row is not None}
-            self._names.learn(cloud, {one.user for one in wanted.values()}, {one.project for one in wanted.values()})
-            deeds = cloud.each(lambda id: self._deeds(cloud, wanted[id], now), wanted)
-        self._known = {id: known for id, known in self._known.items() if id in wanted}
-        return {id: self._life(one, deeds[id]) for id, one in wanted.items()}
+            servers_by_id = {server.id: server for server in changed if server.id in also or self._gpus(server)[1]}
+            fetched = cloud.each(cloud.server, set(by_id) - servers_by_id.keys())
+            servers_by_id |= {id: row for id, row in fetched.items() if row is not None}
+            self._names.learn(
+                cloud,
+                {server.user for server in servers_by_id.values()},
+                {server.project for server in servers_by_id.values()},
+            )
+            deeds = cloud.each(lambda id: self._deeds(cloud, servers_by_id[id], now), servers_by_id)
+        self._known = {id: cached for id, cached in self._known.items() if id in servers_by_id}
+        return {id: self._life(server, deeds[id]) for id, server in servers_by_id.items()}
 
-    def _life(self, one: ServerRow, deeds: tuple[Deed, ...]) -> ServerLife:
-        pool, gpus = self._gpus(one)
-        return ServerLife(one.named(*self._names.owners(one)), pool, gpus, deeds, one.terminated)
+    def _life(self, server: ServerRow, deeds: tuple[Deed, ...]) -> ServerLife:
+        pool, gpus = self._gpus(server)
+        return ServerLife(server.named(*self._names.owners(server)), pool, gpus, deeds, server.terminated)
 
-    def _gpus(self, one: ServerRow) -> tuple[str, int]:
+    def _gpus(self, server: ServerRow) -> tuple[str, int]:
         """The pool of its flavor's GPUs, and how many: none where they are of no pool of the site."""
-        specs = one.flavor.extra_specs
+        specs = server.flavor.extra_specs
         named = {**asked_classes(specs), **asked_devices(specs)}
-        asked = {name: count for name, count in named.items() if name in self._pools}
-        return (self._pools[next(iter(asked))], sum(asked.values())) if asked else ("", 0)
+        counts = {name: count for name, count in named.items() if name in self._pools}
+        return (self._pools[next(iter(counts))], sum(counts.values())) if counts else ("", 0)
 
     def _deeds(self, cloud: Reader, server: ServerRow, now: datetime) -> tuple[Deed, ...]:
         stamp = (server.updated, server.status, server.task, server.terminated)
-        known = self._known.get(server.id)
-        if known is not None and known[0] == stamp:
-            return known[1]
+        cached = self._known.get(server.id)
+        if cached is not None and cached[0] == stamp:
+            return cached[1]
         deeds = tuple(_deeds(cloud, server, cloud.actions(server.id), now))
         changed = server.changed
         if changed is not None and server.task is None and now - changed > SETTLED:
@@ -97,27 +101,27 @@ class LifeReader:
 
 def _deeds(cloud: Reader, server: ServerRow, actions: Iterable[ActionRow], now: datetime) -> Iterable[Deed]:
     parts = cache(lambda request: cloud.parts(server.id, request))
-    ordered = sorted(actions, key=lambda one: one.started)
-    resizes = sum(one.action == RESIZE for one in ordered)
+    ordered = sorted(actions, key=lambda action: action.started)
+    resizes = sum(action.action == RESIZE for action in ordered)
     flavors = _flavors(cloud.migrations_if_allowed(instance_uuid=server.id), ordered) if resizes > 1 else {}
-    last_move = next((one for one in reversed(ordered) if one.action in MOVES), None)
-    for place, one in enumerate(ordered):
-        if one.action in MOVES:
-            deed = _move(one, parts(one.request), flavors.get(one.request))
-            over = one is not last_move or (one.failed and server.settled) or _is_at_rest(server, now)
+    last_move = next((action for action in reversed(ordered) if action.action in MOVES), None)
+    for place, action in enumerate(ordered):
+        if action.action in MOVES:
+            deed = _move(action, parts(action.request), flavors.get(action.request))
+            over = action is not last_move or (action.failed and server.settled) or _is_at_rest(server, now)
             failed = over and deed.finished is None
             yield replace(deed, failed=failed, offloaded=None if failed else deed.offloaded)
             continue
-        offloaded = _offloaded(parts, server, one, ordered[place + 1 :]) if one.action == SHELVE else None
-        under_way = one.action == UNSHELVE and _gets_others(server, parts(one.request))
-        yield Deed(one.action, one.started, None if under_way else one.finished, one.failed, offloaded)
+        offloaded = _offloaded(parts, server, action, ordered[place + 1 :]) if action.action == SHELVE else None
+        under_way = action.action == UNSHELVE and _gets_others(server, parts(action.request))
+        yield Deed(action.action, action.started, None if under_way else action.finished, action.failed, offloaded)
 
 
-def _move(one: ActionRow, parts: Mapping[str, datetime | None], flavors: tuple[int, int] | None) -> Deed:
+def _move(action: ActionRow, parts: Mapping[str, datetime | None], flavors: tuple[int, int] | None) -> Deed:
     """Done when its last part is, whatever failed before: then it was tried on another host."""
     done = next((time for name, time in parts.items() if name in MOVED and time is not None), None)
     gave_back = next((time for name, time in parts.items() if name in GIVES_BACK and time is not None), None)
-    return Deed(one.action, one.started, done, offloaded=gave_back, flavors=flavors)
+    return Deed(action.action, action.started, done, offloaded=gave_back, flavors=flavors)
 
 
 def _is_at_rest(server: ServerRow, now: datetime) -> bool:
@@ -133,19 +137,19 @@ def _flavors(
     """Request of a resize -> the ids of the flavors before and after it: those of the migration that came of it, which
     is the only one that was made between it and the next action that moves the server."""
     moving = [action for action in actions if action.action in MOVES]
-    found = {}
-    for place, one in enumerate(moving):
+    flavors_by_request = {}
+    for place, action in enumerate(moving):
         until = moving[place + 1].started if place + 1 < len(moving) else None
         mine = [
             migration.flavors
             for migration in (migrations or {}).values()
             if migration.created is not None
-            and whole(one.started) <= migration.created
+            and whole(action.started) <= migration.created
             and (until is None or migration.created < until)
         ]
-        if one.action == RESIZE and len(mine) == 1 and mine[0] is not None:
-            found[one.request] = mine[0]
-    return found
+        if action.action == RESIZE and len(mine) == 1 and mine[0] is not None:
+            flavors_by_request[action.request] = mine[0]
+    return flavors_by_request
 
 
 def _gets_others(server: ServerRow, parts: Mapping[str, datetime | None]) -> bool:
@@ -165,10 +169,10 @@ def _offloaded(parts: Parts, server: ServerRow, shelve: ActionRow, later: Iterab
 
 def _gave_back(parts: Parts, server: ServerRow, later: Iterable[ActionRow]) -> bool:
     """By what was done with a shelved server then, and what became of it."""
-    for one in later:
-        if one.action in (SHELVE, OFFLOAD):
+    for action in later:
+        if action.action in (SHELVE, OFFLOAD):
             return False  # it still had them
-        if one.action == UNSHELVE and UNSHELVING in parts(one.request):
+        if action.action == UNSHELVE and UNSHELVING in parts(action.request):
             return True
     return server.status == SHELVED or (server.terminated is not None and server.host is None)
 
@@ -176,9 +180,9 @@ def _gave_back(parts: Parts, server: ServerRow, later: Iterable[ActionRow]) -> b
 def pools_by_alias(compiled: CompiledSite) -> dict[str, str]:
     """Return pool by every alias that a flavor can ask for its GPUs with, or by the class of its vGPUs."""
     pools = compiled.site.pools
-    found = {alias(compiled.site, name) if pool.counted_by_alias else pool_class(name): name
+    names = {alias(compiled.site, name) if pool.counted_by_alias else pool_class(name): name
              for name, pool in pools.items()}  # fmt: skip
     for flavor in compiled.flavors:
         if flavor.pool is not None:
-            found |= dict.fromkeys(asked_devices(flavor.extra_specs), flavor.pool)
-    return found
+            names |= dict.fromkeys(asked_devices(flavor.extra_specs), flavor.pool)
+    return names

@@ -59,8 +59,8 @@ class Reckoned:
 
 def day_span(day: date, zone: str) -> tuple[datetime, datetime]:
     """Return [start, end) of a local day in UTC: 23 or 25 hours when the clocks change."""
-    there = ZoneInfo(zone)
-    begins, ends = (datetime.combine(one, time(), there).astimezone(UTC) for one in (day, day + DAY))
+    zone_info = ZoneInfo(zone)
+    begins, ends = (datetime.combine(boundary, time(), zone_info).astimezone(UTC) for boundary in (day, day + DAY))
     return begins, ends
 
 
@@ -90,7 +90,7 @@ def reckon(
             kind = piece.tenure.kind if piece.state in WITH_KIND else ""
             by_hour[piece.pool, piece.state.value, kind].add(_seconds(start, piece.start), _seconds(start, last))
     return Reckoned(
-        {one: amount for one, amount in slices.items() if amount},
+        {use_slice: amount for use_slice, amount in slices.items() if amount},
         tuple(
             HourSum(start + hour * HOUR, *key, amount)
             for hour, key, amount in sorted((hour, key, n) for key, of in by_hour.items() for hour, n in of.sums())
@@ -98,12 +98,12 @@ def reckon(
     )
 
 
-def clipped(one: Interval, start: datetime, end: datetime) -> Interval | None:
+def clipped(interval: Interval, start: datetime, end: datetime) -> Interval | None:
     """Return the part of an interval in [start, end); None when it has none."""
-    first, last = max(one.start, start), end if one.end is None else min(one.end, end)
+    first, last = max(interval.start, start), end if interval.end is None else min(interval.end, end)
     if first >= last:
         return None
-    return one if (first, last) == (one.start, one.end) else replace(one, start=first, end=last)
+    return interval if (first, last) == (interval.start, interval.end) else replace(interval, start=first, end=last)
 
 
 def laid_out(intervals: Sequence[Interval]) -> list[Interval]:
@@ -112,16 +112,18 @@ def laid_out(intervals: Sequence[Interval]) -> list[Interval]:
     unknown = [interval for interval in intervals if not interval.address]
     if not unknown:
         return list(intervals)
-    pools = {one.pool for one in unknown}
+    pools = {interval.pool for interval in unknown}
     unused: dict[str, dict[str, list[Interval]]] = {pool: {} for pool in pools}
     rest = []
-    for one in sorted((interval for interval in intervals if interval.address), key=_first_taken):
-        if one.pool in pools and one.state in UNUSED:
-            unused[one.pool].setdefault(one.host, []).append(one)
+    for interval in sorted((interval for interval in intervals if interval.address), key=_first_taken):
+        if interval.pool in pools and interval.state in UNUSED:
+            unused[interval.pool].setdefault(interval.host, []).append(interval)
         else:
-            rest.append(one)
-    for one in sorted(unknown, key=lambda one: not one.host):  # those of no known host take what the others leave
-        _take(unused[one.pool], one)
+            rest.append(interval)
+    for interval in sorted(
+        unknown, key=lambda candidate: not candidate.host
+    ):  # those of no known host take what the others leave
+        _take(unused[interval.pool], interval)
     return [*rest, *(piece for hosts in unused.values() for mine in hosts.values() for piece in mine), *unknown]
 
 
@@ -129,17 +131,17 @@ def _first_taken(piece: Interval) -> tuple[int, datetime, str, str]:
     return _ORDER.get(piece.state, 0), piece.start, piece.host, piece.address
 
 
-def _take(hosts: dict[str, list[Interval]], one: Interval) -> None:
+def _take(hosts: dict[str, list[Interval]], interval: Interval) -> None:
     """Take the seconds of one that somebody had from the pieces of its pool, which are by host and in order."""
-    wanted = [(one.start, one.end or one.start)]
+    remaining = [(interval.start, interval.end or interval.start)]
     taken: list[tuple[Interval, list[tuple[datetime, datetime]]]] = []
-    mine = [hosts.get(one.host, [])] if one.host else list(hosts.values())
+    mine = [hosts.get(interval.host, [])] if interval.host else list(hosts.values())
     for piece in merge(*mine, key=_first_taken):
-        parts = cut(wanted, piece.start, piece.end or piece.start)
+        parts = cut(remaining, piece.start, piece.end or piece.start)
         if parts:
             taken.append((piece, parts))
-            wanted = without(wanted, parts)
-            if not wanted:
+            remaining = without(remaining, parts)
+            if not remaining:
                 break
     for piece, parts in taken:
         pieces = hosts[piece.host]
@@ -148,14 +150,14 @@ def _take(hosts: dict[str, list[Interval]], one: Interval) -> None:
             insort(pieces, replace(piece, start=low, end=high), key=_first_taken)
 
 
-def _slice(tariff: str, one: Interval) -> Slice:
-    if one.state not in SOMEBODYS:
-        return Slice(tariff, one.pool, one.host, state=one.state.value)
-    own = one.tenure
-    kind = own.kind if one.state in WITH_KIND else ""
+def _slice(tariff: str, interval: Interval) -> Slice:
+    if interval.state not in SOMEBODYS:
+        return Slice(tariff, interval.pool, interval.host, state=interval.state.value)
+    own = interval.tenure
+    kind = own.kind if interval.state in WITH_KIND else ""
     return Slice(
-        tariff, one.pool, one.host, own.project_id, own.project, own.user_id, own.user, own.repository,
-        one.state.value, kind,
+        tariff, interval.pool, interval.host, own.project_id, own.project, own.user_id, own.user, own.repository,
+        interval.state.value, kind,
     )  # fmt: skip
 
 

@@ -87,12 +87,14 @@ class _Mark:
     track: Track
 
 
-def plan_look(open: Iterable[Interval], extent: Extent | None, seen: CloudSeen) -> HistoryWrites | None:
+def plan_look(open: Iterable[Interval], extent: Extent | None, observed: CloudSeen) -> HistoryWrites | None:
     """Plan the writes of an observation. `open`: intervals that go on as of the last one. None when it is no later than
     the last one: the clock has gone back, or another process has written a later one."""
-    if extent is not None and whole(seen.taken) <= extent.until:
+    if extent is not None and whole(observed.taken) <= extent.until:
         return None
-    return _Planner({(one.host, one.address, one.pool): one for one in open}, extent, seen).plan()
+    return _Planner(
+        {(interval.host, interval.address, interval.pool): interval for interval in open}, extent, observed
+    ).plan()
 
 
 def floor_of(extent: Extent) -> datetime:
@@ -105,33 +107,39 @@ def repository_of(booking: Booking) -> str:
 
 
 class _Planner:
-    def __init__(self, open: Mapping[GpuKey, Interval], extent: Extent | None, seen: CloudSeen) -> None:
-        self._open, self._seen = open, seen
-        self._now = whole(seen.taken)
+    def __init__(self, open: Mapping[GpuKey, Interval], extent: Extent | None, observed: CloudSeen) -> None:
+        self._open, self._seen = open, observed
+        self._now = whole(observed.taken)
         self._last = extent.until if extent else self._now
         self._floor = floor_of(extent) if extent else self._now
         self._gap = self._now - self._last > GAP
         self._extent = extent
-        self._bookings = {booking.id: booking for booking in seen.bookings}
+        self._bookings = {booking.id: booking for booking in observed.bookings}
         self._leases = {
-            (one.project_id, one.server): one
-            for one in sorted(seen.bookings, key=lambda booking: booking.ask.start)
-            if one.kind is BookingKind.RUNNER and one.state in HAD
+            (lease.project_id, lease.server): lease
+            for lease in sorted(observed.bookings, key=lambda booking: booking.ask.start)
+            if lease.kind is BookingKind.RUNNER and lease.state in HAD
         }
-        before = [*(one for of in seen.recorded.values() for one in of), *open.values()]
+        before = [*(interval for of in observed.recorded.values() for interval in of), *open.values()]
         self._on_lease = {
-            one.tenure.server: one.tenure for one in before if one.tenure.server and is_runners(one.tenure)
+            interval.tenure.server: interval.tenure
+            for interval in before
+            if interval.tenure.server and is_runners(interval.tenure)
         }
-        self._uses = {id: cut_open(use_spans(life), self._now) for id, life in seen.lives.items()}
-        self._tracks = {key: self._until_moved(key, self._leased(track)) for key, track in seen.tracks.items()}
+        self._uses = {id: cut_open(use_spans(life), self._now) for id, life in observed.lives.items()}
+        self._tracks = {key: self._until_moved(key, self._leased(track)) for key, track in observed.tracks.items()}
         self._sees = Counter(
             track.tenure.server for track in self._tracks.values() if track.state is TrackState.CLAIMED
         )
         self._since: dict[str, datetime] = {}
-        for one in open.values():
-            if one.state in WITH_SERVER:
-                self._since[one.tenure.server] = max(one.start, self._since.get(one.tenure.server, one.start))
-        self._had = Counter(one.tenure.server for one in open.values() if one.state is TrackState.CLAIMED)
+        for interval in open.values():
+            if interval.state in WITH_SERVER:
+                self._since[interval.tenure.server] = max(
+                    interval.start, self._since.get(interval.tenure.server, interval.start)
+                )
+        self._had = Counter(
+            interval.tenure.server for interval in open.values() if interval.state is TrackState.CLAIMED
+        )
 
     def plan(self) -> HistoryWrites:
         ends: dict[GpuKey, tuple[datetime, bool]] = {}
@@ -150,12 +158,14 @@ class _Planner:
             if marks:
                 ends[key] = marks[0].start, marks[0].exact
                 adds += intervals[1:]
-            for one in intervals:
-                if one.state is TrackState.CLAIMED:
-                    used[one.tenure.server].append(one)
-        adds += [one for id in self._uses.keys() - fresh for one in self._unseen_use(id, used[id])]
+            for interval in intervals:
+                if interval.state is TrackState.CLAIMED:
+                    used[interval.tenure.server].append(interval)
+        adds += [interval for id in self._uses.keys() - fresh for interval in self._unseen_use(id, used[id])]
         settled = self._now if self._seen.whole or self._extent is None else self._extent.settled
-        return HistoryWrites(settled, ends, tuple(one for one in adds if one.end is None or one.start < one.end))
+        return HistoryWrites(
+            settled, ends, tuple(interval for interval in adds if interval.end is None or interval.start < interval.end)
+        )
 
     # One GPU.
 
@@ -197,13 +207,13 @@ class _Planner:
         begins = self._begins(new.tenure) if new.state is TrackState.BOOKED else None
         ends = self._ends(old.tenure) if old.state is TrackState.BOOKED else None
         low = max(self._last, old.start)
-        known = next((time for time in (begins, ends) if time is not None and low < time <= self._now), None)
-        return known or self._now, known is not None
+        known_time = next((time for time in (begins, ends) if time is not None and low < time <= self._now), None)
+        return known_time or self._now, known_time is not None
 
     def _another(self, old: Interval, new: Track, end: datetime | None, begin: datetime | None) -> list[_Mark]:
         """`end`, `begin`: when the old server went and the new one came, where that is known."""
-        known = min(self._last, begin or self._last) if self._gap else begin or self._now
-        first = max(end or known, old.start)
+        fallback = min(self._last, begin or self._last) if self._gap else begin or self._now
+        first = max(end or fallback, old.start)
         if begin is None and (self._gap or end is None or new.state is TrackState.CLAIMED):
             begins, exact = self._now, False
         else:
@@ -253,8 +263,8 @@ class _Planner:
         fewer = self._sees[server] < self._had[server]
         life = self._seen.lives.get(server)
         if life is not None:
-            there = bool(self._uses[server]) and self._uses[server][-1][1] == self._now
-            if not there or self._left(life, old) is not None:  # it may be there again, on any GPU
+            is_present = bool(self._uses[server]) and self._uses[server][-1][1] == self._now
+            if not is_present or self._left(life, old) is not None:  # it may be there again, on any GPU
                 return False
             return life.is_moving or (fewer and self._sees[server] < life.gpus)
         return fewer and (server in self._seen.named or not self._seen.whole)
@@ -266,8 +276,9 @@ class _Planner:
         if life is None or old.state in WITH_SERVER:
             return False
         lost = (
-            one for one in self._seen.recorded.get(life.server.id, ())
-            if (one.host, one.address, one.pool) == key and one.end == old.start and one.state is TrackState.CLAIMED
+            interval for interval in self._seen.recorded.get(life.server.id, ())
+            if (interval.host, interval.address, interval.pool) == key
+            and interval.end == old.start and interval.state is TrackState.CLAIMED
         )  # fmt: skip
         throughout = any(start < old.start and end == self._now for start, end in self._uses[life.server.id])
         return throughout and any(lost) and all(time < old.start for time in moves(life))
@@ -294,9 +305,9 @@ class _Planner:
         begins = sorted([*(start for start, _ in self._uses[life.server.id]), *moves(life)]) if life else launched
         late = [time for time in begins if self._floor < time <= self._now]
         ended = [
-            one.end
-            for one in self._seen.recorded.get(new.tenure.server, ())
-            if one.end and one.state is TrackState.CLAIMED
+            interval.end
+            for interval in self._seen.recorded.get(new.tenure.server, ())
+            if interval.end and interval.state is TrackState.CLAIMED
         ]
         return max(late[-1], *ended) if late and ended else late[-1] if late else None  # no second twice
 
@@ -346,8 +357,8 @@ class _Planner:
 
     def _still_on_lease(self, own: Tenure) -> Tenure:
         """A server's tenure, with the lease that history has of it."""
-        known = self._on_lease.get(own.server)
-        return replace(own, booking=known.booking, kind=known.kind, repository=known.repository) if known else own
+        leased = self._on_lease.get(own.server)
+        return replace(own, booking=leased.booking, kind=leased.kind, repository=leased.repository) if leased else own
 
     def _ends(self, tenure: Tenure) -> datetime | None:
         booking = self._bookings.get(tenure.booking)
@@ -363,21 +374,25 @@ class _Planner:
         """What of a server's use is on no GPU that was looked at."""
         life, server = self._seen.lives[id], self._seen.lives[id].server
         ended = [
-            one for one in self._seen.recorded.get(id, ()) if one.end is not None and one.state is TrackState.CLAIMED
+            interval
+            for interval in self._seen.recorded.get(id, ())
+            if interval.end is not None and interval.state is TrackState.CLAIMED
         ]
-        known = [*used, *ended]
-        spans = [(one.start, one.end or self._now) for one in known]
+        intervals = [*used, *ended]
+        spans = [(interval.start, interval.end or self._now) for interval in intervals]
         own = Tenure("", "", "", id, server.name, server.user_id, server.user, server.project_id, server.project)
-        found = []
-        for flavor in flavor_spans(life, [(*span, one.pool) for span, one in zip(spans, known, strict=True)]):
+        unseen = []
+        for flavor in flavor_spans(
+            life, [(*span, interval.pool) for span, interval in zip(spans, intervals, strict=True)]
+        ):
             tenure = replace(own, flavor=server.flavor) if flavor.end is None else own
             for low, high in self._with_flavor(life, flavor):
-                host = self._host_of(life, known, low, high)
+                host = self._host_of(life, intervals, low, high)
                 for first, then, missing in fewer_than(flavor.gpus or 0, low, high, spans):
                     for start, end, drawn in self._drawn(life, tenure, flavor.pool, first, then):
-                        one = Interval(host, "", flavor.pool, TrackState.CLAIMED, start, end, drawn, True, True)
-                        found += [one] * missing
-        return found
+                        interval = Interval(host, "", flavor.pool, TrackState.CLAIMED, start, end, drawn, True, True)
+                        unseen += [interval] * missing
+        return unseen
 
     def _with_flavor(self, life: ServerLife, flavor: FlavorSpan) -> list[tuple[datetime, datetime]]:
         """When it used the GPUs of a flavor, since what does not change any more, cut where it was moved."""
@@ -387,15 +402,19 @@ class _Planner:
         bounds = [self._floor, *(time for time in moves(life) if self._floor < time < self._now), self._now]
         return [part for low, high in pairwise(bounds) for part in cut(parts, low, high)]
 
-    def _host_of(self, life: ServerLife, known: Iterable[Interval], start: datetime, end: datetime) -> str:
+    def _host_of(self, life: ServerLife, intervals: Iterable[Interval], start: datetime, end: datetime) -> str:
         """Where a server was in [start, end), in which it was not moved: where it was seen between its moves, or where
         it is now. Empty where neither tells."""
         turns = sorted([*moves(life), *(time for span in self._uses[life.server.id] for time in span)])
         low = max((time for time in turns if time <= start), default=start)
         high = min((time for time in turns if end <= time), default=self._now)
-        seen = [one.host for one in known if one.host and one.start < high and low < (one.end or self._now)]
-        if seen:
-            return seen[0]
+        hosts = [
+            interval.host
+            for interval in intervals
+            if interval.host and interval.start < high and low < (interval.end or self._now)
+        ]
+        if hosts:
+            return hosts[0]
         went_on = [*moves(life), *(first for first, _ in self._uses[life.server.id])]
         return "" if life.is_moving or max(went_on, default=start) > start else life.server.host or ""
 
@@ -407,13 +426,13 @@ class _Planner:
         if is_runners(own):
             return [(low, high, own)]
         mine = [booking for booking in self._seen.bookings if booking.state in HAD and _may_be_for(life, pool, booking)]
-        left, found = [(low, high)], []
-        for one in sorted(mine, key=lambda b: (b.kind is not BookingKind.RUNNER, b.shared, b.ask.start, b.id)):
-            over = high if one.kind is BookingKind.RUNNER else end_of(one)
-            for start, end in cut(left, whole(one.ask.start), over):
-                found.append((start, end, with_booking(own, one)))
+        left, parts = [(low, high)], []
+        for booking in sorted(mine, key=lambda b: (b.kind is not BookingKind.RUNNER, b.shared, b.ask.start, b.id)):
+            over = high if booking.kind is BookingKind.RUNNER else end_of(booking)
+            for start, end in cut(left, whole(booking.ask.start), over):
+                parts.append((start, end, with_booking(own, booking)))
                 left = without(left, [(start, end)])
-        return sorted([*found, *((start, end, own) for start, end in left)], key=lambda part: part[0])
+        return sorted([*parts, *((start, end, own) for start, end in left)], key=lambda part: part[0])
 
 
 def _may_be_for(life: ServerLife, pool: str, booking: Booking) -> bool:
@@ -465,7 +484,7 @@ def _pieces(key: GpuKey, old: Interval, marks: Sequence[_Mark], *, goes_on: bool
     if not marks:
         return [old]
     first = replace(old, end=marks[0].start, exact_end=marks[0].exact)
-    following = [_interval(key, one, then) for one, then in pairwise(marks)]
+    following = [_interval(key, mark, then) for mark, then in pairwise(marks)]
     return [first, *following, _interval(key, marks[-1], None)] if goes_on else [first, *following]
 
 

@@ -73,4 +73,4 @@ def _drawn_on(status: GpuStatus, server: str, ledger: LedgerSeen) -> Booking | N
     """Of several bookings the one whose lane the GPU is of, else the first."""
     mine = [ledger.bookings[id] for id in ledger.drawn.get(server, ()) if id in ledger.bookings]
     lane = ledger.lanes.get((status.gpu.host, status.gpu.address))
-    return next((one for one in mine if lane in one.lanes), mine[0] if mine else None)
+    return next((booking for booking in mine if lane in booking.lanes), mine[0] if mine else None)

@@ -33,12 +33,12 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    found = {}
+    assets_by_name = {}
     for entry in (files("gpuyard.web") / "static").iterdir():
         kind = MEDIA_TYPES.get(PurePath(entry.name).suffix)
         if kind:
-            found[entry.name] = Asset(entry.read_bytes(), kind)
-    return found
+            assets_by_name[entry.name] = Asset(entry.read_bytes(), kind)
+    return assets_by_name
 
 
 @cache

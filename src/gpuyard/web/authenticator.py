@@ -87,11 +87,11 @@ class Authenticator:
             return (facts, account) if facts and account else None
 
         # Programs whose token is good are not kept out by others behind the same address.
-        known = self.directory.knows_token(token)
-        found = ask() if known else self.guess("", address, "tokens that Keystone does not know", ask)
-        if found is None:
+        is_known = self.directory.knows_token(token)
+        answer = ask() if is_known else self.guess("", address, "tokens that Keystone does not know", ask)
+        if answer is None:
             raise Refusal(401, "unauthorized", "Keystone does not accept the token (any more); get a new one.")
-        facts, account = found
+        facts, account = answer
         if facts.membership is None:
             raise Refusal(403, "no_project", "The token is for no project; get one that is, as with OS_PROJECT_NAME.")
         if not facts.membership.roles & SEEING_ROLES:
@@ -130,8 +130,10 @@ class Authenticator:
         projects = self.projects_of(account)
         if not projects:
             raise no_role()
-        wanted = before.project_id if before and before.user_id == account.user_id else ""
-        order = sorted(projects, key=lambda one: (one.project_id != wanted, not one.roles & BOOKING_ROLES))
+        preferred = before.project_id if before and before.user_id == account.user_id else ""
+        order = sorted(
+            projects, key=lambda project: (project.project_id != preferred, not project.roles & BOOKING_ROLES)
+        )
         cookie, _ = self.sessions.begin(account.user_id, account.user, order[0].project_id, until)
         return cookie
 
@@ -236,6 +238,6 @@ def person_of(account: Account, membership: Membership, by_token: bool = False) 
     )
 
 
-def same_token(one: str, other: str) -> bool:
+def same_token(token: str, other: str) -> bool:
     """Compare in constant time. Empty is never the same."""
-    return bool(one) and hmac.compare_digest(one.encode(), other.encode())
+    return bool(token) and hmac.compare_digest(token.encode(), other.encode())

@@ -48,11 +48,11 @@ WAITING = frozenset({h11.IDLE, h11.SEND_BODY})
 """States of the other side while a request has not arrived as a whole."""
 
 
-def raise_file_limit(wanted: int = WANTED_FILES) -> int:
+def raise_file_limit(limit: int = WANTED_FILES) -> int:
     """Let this process open so many files, or as many as it may; return how many that are."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return WANTED_FILES if soft == resource.RLIM_INFINITY else soft
 

@@ -58,7 +58,7 @@ def _cell(value: object) -> object:
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return value
-    if isinstance(value, list) and not any(isinstance(one, (dict, list)) for one in value):
+    if isinstance(value, list) and not any(isinstance(item, (dict, list)) for item in value):
         return cell(printable(" ".join(map(str, value))))
     return cell(printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
 
@@ -80,12 +80,12 @@ def _row(annotation: Any) -> type[BaseModel] | None:
 def _columns(row: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, field in row.model_fields.items():
         path = (*above, field.serialization_alias or name)
-        kinds = [one for one in (field.annotation, *get_args(field.annotation)) if isinstance(one, type)]
+        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
         inner = next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
         if inner is not None and get_origin(field.annotation) is not list:
             yield from _columns(inner, path)
         elif get_origin(field.annotation) is dict and issubclass(kinds[0], Enum):
-            yield from ((*path, str(one.value)) for one in kinds[0])
+            yield from ((*path, str(member.value)) for member in kinds[0])
         else:
             yield path
 
@@ -133,13 +133,13 @@ def asked(scope: Scope) -> tuple[Scope, Table | None]:
     rest = urlencode([(name, value) for name, value in query if name != "format"])
     # The tag of a document is not that of its table: what a program has of the one is no answer to who wants the other.
     headers = [(name, value) for name, value in scope["headers"] if name != b"if-none-match"]
-    wanted = {**scope, "query_string": rest.encode(), "headers": headers}
+    inner = {**scope, "query_string": rest.encode(), "headers": headers}
     if formats and formats[-1] == "json":
-        return {**wanted, "headers": scope["headers"]}, None
+        return {**inner, "headers": scope["headers"]}, None
     table = _table_at(scope)
     if table is None and formats:
         raise Refusal(422, "no_table", f"{scope['path']} is no list, so it cannot be had as CSV; leave 'format' out.")
-    return (wanted, table) if table else (scope, None)
+    return (inner, table) if table else (scope, None)
 
 
 def _table_at(scope: Scope) -> Table | None:

@@ -88,42 +88,42 @@ class _Answers(Generic[T]):
 
     def get(self, key: str, question: str) -> T | None:
         with self._lock:
-            kept = self._kept.setdefault(key, _Kept())
+            entry = self._kept.setdefault(key, _Kept())
             self._kept.move_to_end(key)
             while len(self._kept) > MOST:
                 self._kept.popitem(last=False)
-        if not kept.lock.acquire(timeout=-1 if kept.asked is None else PATIENCE):
-            return kept.answer
+        if not entry.lock.acquire(timeout=-1 if entry.asked is None else PATIENCE):
+            return entry.answer
         try:
-            return self._answer(kept, question)
+            return self._answer(entry, question)
         except CloudError:
-            if kept.asked is None:  # or questions without an answer would push out answers
+            if entry.asked is None:  # or questions without an answer would push out answers
                 self.forget(key)
             raise
         finally:
-            kept.lock.release()
+            entry.lock.release()
 
     def knows(self, key: str) -> bool:
         """Return whether the last answer was somebody, and not that there is nobody. Asks nothing."""
         with self._lock:
-            kept = self._kept.get(key)
-            return kept is not None and kept.answer is not None
+            entry = self._kept.get(key)
+            return entry is not None and entry.answer is not None
 
-    def _answer(self, kept: _Kept[T], question: str) -> T | None:
+    def _answer(self, entry: _Kept[T], question: str) -> T | None:
         now = self._clock()
-        age = None if kept.asked is None else now - kept.asked
+        age = None if entry.asked is None else now - entry.asked
         if age is not None and (age < FRESH or (age < OUTAGE and self._line.down)):
-            return kept.answer
+            return entry.answer
         try:
-            kept.answer = self._line.ask(lambda: self._ask(question))
+            entry.answer = self._line.ask(lambda: self._ask(question))
         except CloudError as error:
             # Not for an answer that says no: somebody could send what gets one, and keep his old roles by it.
             if age is None or age >= OUTAGE or (error.status is not None and error.status < SERVER_ERROR):
                 raise
             LOG.warning("what Keystone said %d s ago still holds: %s", age, error)
         else:
-            kept.asked = now
-        return kept.answer
+            entry.asked = now
+        return entry.answer
 
     def forget(self, key: str) -> None:
         with self._lock:

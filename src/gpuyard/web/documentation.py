@@ -56,10 +56,10 @@ def install(app: FastAPI, archive: Path = DOCUMENTATION) -> None:
         files = documentation(archive)
         name = f"{path}index.html" if path == "" or path.endswith("/") else path
         if name not in files:
-            told = (
+            detail = (
                 f"There is nothing at /docs/{path}." if files else "This gpuyard was built without its documentation."
             )
-            raise Refusal(404, "not_found", told)
+            raise Refusal(404, "not_found", detail)
         media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
         headers = {"Content-Security-Policy": policy(files), "Cache-Control": "public, max-age=600"}
         link = LINK.format(up_from(f"/docs/{name}"))

@@ -99,8 +99,8 @@ def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) 
 
     @app.get("/login", include_in_schema=False)
     def login_page(request: Request, next: str = "", sso: str = "") -> Response:
-        said = SAID.get(sso, "") if settings.websso else ""
-        return page.show(request, error=said, next=next, left=sso == "left")
+        message = SAID.get(sso, "") if settings.websso else ""
+        return page.show(request, error=message, next=next, left=sso == "left")
 
     @app.post("/login", include_in_schema=False)
     def log_in(request: Request, form: Form) -> Response:
@@ -136,10 +136,10 @@ def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) 
         visitor = require_visitor(request)
         if visitor.session is None:
             raise Refusal(403, "no_session", "A token is for one project; get one for the other.")
-        wanted = form.get("project", "")
-        if wanted not in {membership.project_id for membership in visitor.projects}:
+        project_id = form.get("project", "")
+        if project_id not in {membership.project_id for membership in visitor.projects}:
             raise Refusal(403, "no_role", "You have no role in that project; choose one of yours.")
-        authenticator.sessions.switch(visitor.session, wanted)
+        authenticator.sessions.switch(visitor.session, project_id)
         return RedirectResponse(after(form.get("next", "")), 303)
 
 

@@ -30,11 +30,11 @@ class Tally(Generic[T]):
 
     def new(self, now: datetime, things: Iterable[tuple[Hashable, datetime, T]]) -> list[T]:
         """Return, of (id, when it happened, thing), the things that were not there before."""
-        found = []
+        fresh = []
         for id, at, thing in things:
             if id not in self._seen:
                 self._seen[id] = at
-                found.append(thing)
+                fresh.append(thing)
         # A second more than is listed, so that nothing is counted twice.
         self._seen = {id: at for id, at in self._seen.items() if at >= now - LATE - timedelta(seconds=1)}
-        return found
+        return fresh

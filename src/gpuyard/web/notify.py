@@ -15,11 +15,11 @@ class Manager:
     """systemd, where it has started this process and asks for notifications; otherwise nothing is sent."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        known = os.environ if environment is None else environment
-        self._address = known.get("NOTIFY_SOCKET", "")
-        mine = known.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
-        given = known.get("WATCHDOG_USEC", "")
-        self.watchdog = int(given) / 1e6 if self._address and mine and given.isdecimal() else 0.0
+        variables = os.environ if environment is None else environment
+        self._address = variables.get("NOTIFY_SOCKET", "")
+        mine = variables.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        microseconds = variables.get("WATCHDOG_USEC", "")
+        self.watchdog = int(microseconds) / 1e6 if self._address and mine and microseconds.isdecimal() else 0.0
         """Seconds after which it takes this process for dead if it has not heard `alive`; 0: it does not wait for
         that."""
 
@@ -42,8 +42,8 @@ class Manager:
         # A name that begins with @ is one in the abstract namespace, which has a NUL there.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as there:
-                there.settimeout(1)
-                there.sendto("\n".join(lines).encode(), address)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify_socket:
+                notify_socket.settimeout(1)
+                notify_socket.sendto("\n".join(lines).encode(), address)
         except OSError as error:
             LOG.warning("the service manager at %s cannot be told %s: %s", self._address, lines[0], error)

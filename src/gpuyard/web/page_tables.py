@@ -78,8 +78,8 @@ class PageTables:
             await self.app(scope, receive, send)
             return
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        wanted = [value for name, value in query if name == PARAMETER]
-        if not wanted:
+        table_ids = [value for name, value in query if name == PARAMETER]
+        if not table_ids:
             await self.app(scope, receive, send)
             return
         rest = urlencode([(name, value) for name, value in query if name != PARAMETER])
@@ -101,7 +101,7 @@ class PageTables:
                 return
             body.append(message.get("body", b""))
             if not message.get("more_body", False):
-                await self._send_table(scope, receive, send, begun, b"".join(body).decode(), wanted[-1])
+                await self._send_table(scope, receive, send, begun, b"".join(body).decode(), table_ids[-1])
 
         await self.app(inner, receive, turned)
 

@@ -31,8 +31,8 @@ def wanted_version(request: Request, *, required: bool = False) -> int | None:
         return None
     if header.strip() == "*":
         return None
-    found = TAG.fullmatch(header.strip().removeprefix("W/"))
-    return int(found.group(1)) if found and re.fullmatch(r"[0-9]{1,18}", found.group(1)) else NO_VERSION
+    match = TAG.fullmatch(header.strip().removeprefix("W/"))
+    return int(match.group(1)) if match and re.fullmatch(r"[0-9]{1,18}", match.group(1)) else NO_VERSION
 
 
 def not_modified(request: Request, tag: str) -> bool:

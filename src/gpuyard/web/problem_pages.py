@@ -80,7 +80,7 @@ def problem_page(request: Request, site: str, problem: Mapping[str, Any]) -> str
     if request.method != "GET":
         nav = replace(nav, here="/")  # who switches the project cannot be led back to what was sent
     # Where nobody was looked for it is not known who it is, and who has logged in is not to be asked to.
-    known = visitor is not None or (request.method == "GET" and not is_open(request.url.path))
+    is_known = visitor is not None or (request.method == "GET" and not is_open(request.url.path))
     return render(
         "problem.html",
         site=site,
@@ -88,7 +88,7 @@ def problem_page(request: Request, site: str, problem: Mapping[str, Any]) -> str
         detail=problem["detail"],
         reasons=[reason for reason in problem["reasons"] if reason != problem["detail"]],
         remedy=_remedy(visitor, problem["code"]),
-        nav=nav if known else None,
+        nav=nav if is_known else None,
         up=nav.up.removeprefix("./"),
     )
 
@@ -97,8 +97,8 @@ def _remedy(visitor: Visitor | None, code: str) -> str:
     """What somebody may do about it whom their roles do not let; empty where the refusal says it."""
     if visitor is None or visitor.person.admin or code != "forbidden":
         return ""
-    known = [project.project for project in visitor.projects if "admin" in project.roles]
-    if known:
-        named = f"project {known[0]}" if len(known) == 1 else f"one of the projects {', '.join(known)}"
+    names = [project.project for project in visitor.projects if "admin" in project.roles]
+    if names:
+        named = f"project {names[0]}" if len(names) == 1 else f"one of the projects {', '.join(names)}"
         return f"You are an admin in {named}: switch to it, at the top or in the menu, and this page opens."
     return "If you need this, ask an administrator of this site."

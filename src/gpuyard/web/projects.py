@@ -22,17 +22,17 @@ def acting_for(visitor: Visitor, name: str, people: People) -> Person:
         return person
     own = [project for project in visitor.projects if name in (project.project_id, project.project)]
     if person.admin and not own:
-        found = [(project.id, project.name, person.roles) for project in people.projects(name)]
+        matches = [(project.id, project.name, person.roles) for project in people.projects(name)]
     else:
-        found = [(one.project_id, one.project, one.roles) for one in own]
-    if len(found) > 1:
-        ids = ", ".join(id for id, _, _ in found)
+        matches = [(membership.project_id, membership.project, membership.roles) for membership in own]
+    if len(matches) > 1:
+        ids = ", ".join(id for id, _, _ in matches)
         raise Refusal(422, "several_projects", f"Several projects are named {name}; say its id: {ids}.")
-    if not found and person.admin:
+    if not matches and person.admin:
         raise Refusal(422, "no_such_project", f"Keystone knows no project {name}.")
-    if not found:
+    if not matches:
         raise Refusal(403, "no_role", f"You have no role in project {name}; name one of yours.")
-    id, project, roles = found[0]
+    id, project, roles = matches[0]
     # An admin is one everywhere.
     roles = roles | {"admin"} if person.admin else roles
     return replace(person, project_id=id, project=project, roles=roles)

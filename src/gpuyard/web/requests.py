@@ -82,7 +82,7 @@ class Numbered:
 
 def route_of(scope: Scope, routes: Iterable[BaseRoute]) -> str:
     """Return the route of a request, with names in place of ids and secrets: ``/v1/bookings/{id}``."""
-    found = scope.get("route")
-    if found is None:  # refused by a layer before the routes, or answered by one
-        found = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)
-    return str(getattr(found, "path", ""))
+    matched = scope.get("route")
+    if matched is None:  # refused by a layer before the routes, or answered by one
+        matched = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)
+    return str(getattr(matched, "path", ""))

@@ -53,7 +53,7 @@ def install(app: FastAPI, now: Callable[[], datetime], note: Note, authenticator
     def list_sessions(who: Who, user: User = "") -> SessionList:
         """Who is logged in with a browser, and for how long."""
         current = who.session.digest if who.session else ""
-        found = [
+        sessions = [
             session
             for id in users_meant(who, user, authenticator.people)
             for session in authenticator.store.sessions(now(), id)
@@ -61,14 +61,14 @@ def install(app: FastAPI, now: Callable[[], datetime], note: Note, authenticator
         return SessionList(
             sessions=[
                 SessionRow(
-                    user=one.user,
-                    user_id=one.user_id,
-                    begun=one.created,
-                    expires=one.expires,
-                    latest=one.latest,
-                    current=one.digest == current,
+                    user=session.user,
+                    user_id=session.user_id,
+                    begun=session.created,
+                    expires=session.expires,
+                    latest=session.latest,
+                    current=session.digest == current,
                 )
-                for one in found
+                for session in sessions
             ]
         )
 
@@ -98,6 +98,6 @@ def users_meant(who: Visitor, user: str, people: People) -> list[str]:
     require(who.person, Verb.ADMINISTER)
     if user == EVERYBODY:
         return [""]
-    if found := list(people.users(user)):
-        return found
+    if ids := list(people.users(user)):
+        return ids
     raise Refusal(422, "no_such_user", f"Keystone knows no user {user}.")

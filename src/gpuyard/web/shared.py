@@ -23,7 +23,7 @@ class Shared(Generic[Key, Answer]):
     def of(self, key: Key) -> Answer:
         """Return the answer of a key. Raises what making it raises; then the next caller tries again."""
         with self._lock:  # who comes while it is made waits for that
-            now, known = self._now(), self._known.get(key)
-            if known is None or not known[0] <= now < known[0] + self._lasts:  # also after the clock was set back
-                known = self._known[key] = now, self._make(key, now)
-            return known[1]
+            now, cached = self._now(), self._known.get(key)
+            if cached is None or not cached[0] <= now < cached[0] + self._lasts:  # also after the clock was set back
+                cached = self._known[key] = now, self._make(key, now)
+            return cached[1]

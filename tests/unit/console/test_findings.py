@@ -15,7 +15,7 @@ FINE = Finding("fine", Severity.OK, "", "all is well")
 
 
 def printed(capsys: pytest.CaptureFixture[str], format_: str, *columns: str) -> str:
-    print_findings([BROKEN, FINE], "test", FindingFormat(format_), columns, payload=("line",), told=("means",))
+    print_findings([BROKEN, FINE], "test", FindingFormat(format_), columns, payload=("line",), text_payload=("means",))
     return capsys.readouterr().out
 
 

@@ -129,12 +129,12 @@ def test_a_page_that_shows_the_map_gets_what_it_lacks() -> None:
             assert [first, second, third] == [f"{nothing[:-2]}-{turn}" for turn in (1, 2, 3)]
             both = ["pool-v100", "pool-t4", *LONE_PARTS[1:2], *HELD_PARTS[1:2], *LONE_PARTS[2:], *HELD_PARTS[2:]]
             for known, lacks in ((first, sorted(both)), (second, sorted(both)), (third, None)):
-                async with aclosing(subject.stream(known=known)) as again:
+                async with aclosing(subject.stream(last_event_id=known)) as again:
                     await anext(again), await anext(again)
                     event = await told(again)
                     assert event["event"] == "pulse" if lacks is None else sorted(parts(event)) == lacks
             for known in (nothing, "00000000-2", "2", f"{first}0000000000000000", f"{first}\n", "x" * 99):
-                async with aclosing(subject.stream(known=known)) as again:
+                async with aclosing(subject.stream(last_event_id=known)) as again:
                     assert "map" in await opened(again)
 
     run(test)

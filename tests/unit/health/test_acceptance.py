@@ -270,9 +270,9 @@ class World:
         # What is written may be the last thing that is done, or the first that is not.
         put, store_put = self.tries.put, self.store.put
 
-        def put_try(one: Try) -> bool:
+        def put_try(attempt: Try) -> bool:
             self.step("before a try")
-            return put(one)
+            return put(attempt)
 
         def put_gpu(*given: Any, **more: Any) -> bool:
             self.step("before a GPU")

@@ -222,7 +222,7 @@ HOOK = "https://hooks.example.org/in"
 def test_messages_that_wait_are_counted_by_channel(tmp_path: Path, details: bool) -> None:
     portal, told = booking_portal(tmp_path), Counts()
     site: Any = SimpleNamespace(site="lab", booking=SiteBooking.model_validate({"webhooks": [{"url": HOOK}]}))
-    message_loops(portal.ledger, site, {"GPUYARD_WEBHOOK_SECRET": "s3cret"}, portal.clock, told=told)
+    message_loops(portal.ledger, site, {"GPUYARD_WEBHOOK_SECRET": "s3cret"}, portal.clock, outcome_counts=told)
     client, channel = client_of(portal, Tallies(told=told), details=details), next(iter(told.all()))[0]
     assert set(read(client)["gpuyard_deliveries_total"].values()) == {0}
     portal.ledger.upkeep.outbox.take_undelivered(channel, portal.clock())

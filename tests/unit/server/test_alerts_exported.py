@@ -294,7 +294,7 @@ def told(site: Scraped, minutes: int, answer: Exception | None) -> None:
     loops = []
     for portal in site.portals.values():
         receiver, counts = Receiver(answer), portal.tallies.told
-        loops += message_loops(portal.ledger, portal.site, {}, portal.clock, told=counts, more=[receiver])
+        loops += message_loops(portal.ledger, portal.site, {}, portal.clock, outcome_counts=counts, more=[receiver])
 
     def tell() -> None:
         for loop in loops:

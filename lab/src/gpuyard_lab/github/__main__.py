@@ -55,24 +55,24 @@ def arguments() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     parser = arguments()
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        named = dict(one.partition("=")[::2] for one in given.fault)
+        named = dict(pair.partition("=")[::2] for pair in options.fault)
         rates = FaultRates.of({name: float(rate) for name, rate in named.items()})
     except ValueError as error:
         parser.error(str(error))
-    faults = Faults(given.seed, STORM if given.storm else rates)
+    faults = Faults(options.seed, STORM if options.storm else rates)
     settings = ForgeSettings(first_id=int(time.time()))
-    server = ForgeServer(given.port, faults=faults, settings=settings, runner_url=given.runner_url)
-    if given.world:
-        populate(server.standin, json.loads(given.world.read_text(encoding="utf-8")))
+    server = ForgeServer(options.port, faults=faults, settings=settings, runner_url=options.runner_url)
+    if options.world:
+        populate(server.standin, json.loads(options.world.read_text(encoding="utf-8")))
     ended = threading.Event()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda *_: ended.set())
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: ended.set())
     with server:
         print(f"a GitHub that misbehaves listens at {server.url}", file=sys.stderr, flush=True)
-        if given.guests:
-            play(given.guests, faults, ended)
+        if options.guests:
+            play(options.guests, faults, ended)
         ended.wait()
     return 0
 

@@ -82,17 +82,17 @@ class ForgeAuthentication:
 
     def require_service(self, request: ForgeRequest, scheme: str, kind: TokenKind) -> Principal:
         """Return the caller of the Actions service. Raises ServiceRefusal (401)."""
-        given, _, token = request.headers.get("authorization", "").partition(" ")
+        given_scheme, _, token = request.headers.get("authorization", "").partition(" ")
         principal = self._known(token)
-        if given.lower() != scheme.lower() or principal is None or principal.kind is not kind:
+        if given_scheme.lower() != scheme.lower() or principal is None or principal.kind is not kind:
             raise ServiceRefusal(401, "VssUnauthorizedException", "The user is not authorized.")
         return principal
 
     def _known(self, token: str) -> Principal | None:
         if login := self.forge.personal_tokens.get(token):
             return Principal(TokenKind.PERSON, login)
-        found = self.tokens.get(token)
-        return found if found and (found.until is None or found.until > self.forge.now()) else None
+        principal = self.tokens.get(token)
+        return principal if principal and (principal.until is None or principal.until > self.forge.now()) else None
 
     def _app(self, token: str) -> Principal:
         app, now = self.forge.app, self.forge.now()

@@ -31,9 +31,9 @@ SECRET = ("secret", "session", "token", "body")
 def dump(value: Any) -> Any:
     """Return records as JSON, without secrets."""
     if isinstance(value, dict):
-        return {str(key): dump(one) for key, one in value.items() if key not in SECRET}
+        return {str(key): dump(item) for key, item in value.items() if key not in SECRET}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [dump(one) for one in value]
+        return [dump(item) for item in value]
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):
@@ -42,8 +42,8 @@ def dump(value: Any) -> Any:
 
 
 def shown(forge: Forge, job: ForgeJob) -> dict[str, Any]:
-    found: dict[str, Any] = dump(asdict(job))
-    return {**found, "json": payloads.job(forge, job)}
+    record: dict[str, Any] = dump(asdict(job))
+    return {**record, "json": payloads.job(forge, job)}
 
 
 class Control:
@@ -69,7 +69,7 @@ class Control:
         if path == ["state"]:
             return ForgeAnswer(200, self.state())
         if path == ["journal"]:
-            journal = [dump(asdict(one)) for one in forge.faults.journal]
+            journal = [dump(asdict(injected)) for injected in forge.faults.journal]
             return ForgeAnswer(200, {"seed": forge.faults.seed, "counts": forge.faults.counts(), "faults": journal})
         if path[0] == "jobs" and len(path) == 2:
             return ForgeAnswer(200, shown(forge, self._job(path[1])))
@@ -83,7 +83,7 @@ class Control:
             return ForgeAnswer(201, dump(asdict(repository)))
         if path == ["jobs"]:
             about = {key: value for key, value in body.items() if key not in ("repository", "jobs")}
-            run = forge.push(body["repository"], [order(one) for one in body["jobs"]], **about)
+            run = forge.push(body["repository"], [order(job) for job in body["jobs"]], **about)
             return ForgeAnswer(201, {"run": run.id, "jobs": run.jobs})
         if path == ["hooks"]:
             hook = forge.add_hook(body["scope"], body["url"], body["secret"])
@@ -98,10 +98,10 @@ class Control:
         raise ForgeRefusal(404, "Not Found")
 
     def _job(self, id: str) -> ForgeJob:
-        found = self.forge.jobs.get(int(id)) if id.isdecimal() and len(id) < 18 else None
-        if found is None:
+        job = self.forge.jobs.get(int(id)) if id.isdecimal() and len(id) < 18 else None
+        if job is None:
             raise ForgeRefusal(404, f"there is no job {id[:20]}")
-        return found
+        return job
 
     def state(self) -> dict[str, Any]:
         """Return all that the stand-in knows, without secrets, as JSON."""

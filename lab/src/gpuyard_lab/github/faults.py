@@ -90,9 +90,9 @@ class FaultRates:
     @classmethod
     def of(cls, rates: Mapping[str, float]) -> FaultRates:
         """Return rates from names and numbers. Raises ValueError for an unknown name or a rate that is none."""
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(rates) - known):
-            raise ValueError(f"no such fault: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        known_names = {field.name for field in fields(cls)}
+        if unknown := sorted(set(rates) - known_names):
+            raise ValueError(f"no such fault: {', '.join(unknown)}; there are {', '.join(sorted(known_names))}")
         return cls(**{name: float(rate) for name, rate in rates.items()})
 
 
@@ -155,4 +155,4 @@ class Faults:
 
     def counts(self) -> dict[str, int]:
         """Return how often each fault was injected."""
-        return dict(sorted(Counter(one.fault for one in self.journal).items()))
+        return dict(sorted(Counter(injected.fault for injected in self.journal).items()))

@@ -321,9 +321,9 @@ class Forge:
 
     def set_of(self, job: ForgeJob) -> ForgeSet | None:
         """Return the scale set that a job's labels name."""
-        wanted = {label.lower() for label in job.order.labels}
+        job_labels = {label.lower() for label in job.order.labels}
         for scale_set in self.sets.values():
-            if wanted <= {label.lower() for label in scale_set.labels} and self.may_use(scale_set, job.repository):
+            if job_labels <= {label.lower() for label in scale_set.labels} and self.may_use(scale_set, job.repository):
                 return scale_set
         return None
 
@@ -394,16 +394,16 @@ class Forge:
         elif not job and silent >= settings.offline:
             runner.silent = True
 
-    def add_message(self, one: ForgeSet, *events: dict[str, object]) -> None:
+    def add_message(self, scale_set: ForgeSet, *events: dict[str, object]) -> None:
         """Add events for the listener of a scale set, which come with its next message."""
-        one.pending.extend(events)
+        scale_set.pending.extend(events)
         self.wake()
 
-    def make_message(self, one: ForgeSet, most: int) -> QueuedMessage | None:
+    def make_message(self, scale_set: ForgeSet, most: int) -> QueuedMessage | None:
         """Make a message of what is pending, of at most `most` events; None when nothing is."""
-        if not one.pending:
+        if not scale_set.pending:
             return None
-        message = QueuedMessage(self.next_id("message"), one.pending[:most])
-        del one.pending[:most]
-        one.messages.append(message)
+        message = QueuedMessage(self.next_id("message"), scale_set.pending[:most])
+        del scale_set.pending[:most]
+        scale_set.messages.append(message)
         return message

@@ -68,7 +68,7 @@ def orders(user_data: str) -> GuestOrders:
         raise UserDataUnreadError("no cloud-config")
     try:
         document = YAML(typ="safe", pure=True).load(user_data)
-        files = {one["path"]: content_of(one) for one in document["write_files"]}
+        files = {entry["path"]: content_of(entry) for entry in document["write_files"]}
         settings = dict(line.split("=", 1) for line in files[f"{FOLDER}/settings"].splitlines())
         url, _, token = read_config(files[SECRET])
         return GuestOrders(settings["NAME"], int(settings["GPUS"]), url, token, json.loads(files[RULES]))
@@ -76,11 +76,11 @@ def orders(user_data: str) -> GuestOrders:
         raise UserDataUnreadError(f"not a runner's: {type(error).__name__}") from None
 
 
-def content_of(one: dict[str, str]) -> str:
+def content_of(entry: dict[str, str]) -> str:
     """Return the content of an entry of ``write_files``."""
-    if one.get("encoding") in ("b64", "base64"):
-        return base64.b64decode(one["content"]).decode()
-    return one["content"]
+    if entry.get("encoding") in ("b64", "base64"):
+        return base64.b64decode(entry["content"]).decode()
+    return entry["content"]
 
 
 def refused(rules: Mapping[str, Any], job: Mapping[str, Any]) -> str:
@@ -173,12 +173,12 @@ class Guest:
         return self.faults.strikes(fault, f"guest {self.orders.name}", now)
 
     def _check_gpu(self, now: datetime) -> None:
-        wanted = self.orders.gpus
+        gpu_count = self.orders.gpus
         if self._strikes("guest_bad_gpu", now):
             self._say("gpu failed 00000000:05:00.0 has 3 uncorrected ECC errors")
             self._switch_off()
             return
-        self._say("gpu ok " + "; ".join(f"stand-in at 00000000:{5 + one:02x}:00.0" for one in range(wanted)))
+        self._say("gpu ok " + "; ".join(f"stand-in at 00000000:{5 + number:02x}:00.0" for number in range(gpu_count)))
         self.state = GuestState.CONNECTING
 
     def _connect(self) -> None:
@@ -245,8 +245,8 @@ class Guest:
     def _switch_off(self) -> None:
         self._say("over")
         log = "".join(f"{LOG_LINE}{line}\n" for line in self._log)
-        said = "\n".join(self._said)
-        self._write(f"\n{PREFIX}log begins\n{log}{PREFIX}log ends\n{said}\n")
+        messages = "\n".join(self._said)
+        self._write(f"\n{PREFIX}log begins\n{log}{PREFIX}log ends\n{messages}\n")
         self.state = GuestState.OFF
 
     def _runner(self, line: str) -> None:

@@ -91,16 +91,16 @@ def organization(forge: Forge, account: ForgeAccount) -> Json:
     }
 
 
-def repository(forge: Forge, one: ForgeRepository) -> Json:
-    own, page = api(forge, f"/repos/{one.full_name}"), f"{forge.url}/{one.full_name}"
+def repository(forge: Forge, repo: ForgeRepository) -> Json:
+    own, page = api(forge, f"/repos/{repo.full_name}"), f"{forge.url}/{repo.full_name}"
     born = "2024-01-01T00:00:00Z"
     return {
-        "id": one.id,
-        "node_id": node_id("Repository", one.id),
-        "name": one.name,
-        "full_name": one.full_name,
-        "private": one.private,
-        "owner": user(forge, one.owner),
+        "id": repo.id,
+        "node_id": node_id("Repository", repo.id),
+        "name": repo.name,
+        "full_name": repo.full_name,
+        "private": repo.private,
+        "owner": user(forge, repo.owner),
         "html_url": page,
         "description": None,
         "fork": False,
@@ -108,9 +108,9 @@ def repository(forge: Forge, one: ForgeRepository) -> Json:
         **{f"{name}_url": own + path for name, path in REPOSITORY_LINKS.items()},
         "created_at": born,
         "updated_at": born,
-        "pushed_at": stamp(one.pushed) if one.pushed else born,
+        "pushed_at": stamp(repo.pushed) if repo.pushed else born,
         "git_url": page.replace("http", "git", 1) + ".git",
-        "ssh_url": f"git@github.test:{one.full_name}.git",
+        "ssh_url": f"git@github.test:{repo.full_name}.git",
         "clone_url": f"{page}.git",
         "svn_url": page,
         "homepage": None,
@@ -126,72 +126,72 @@ def repository(forge: Forge, one: ForgeRepository) -> Json:
         "forks": 0,
         "open_issues": 0,
         "watchers": 0,
-        "default_branch": one.default_branch,
+        "default_branch": repo.default_branch,
         "is_template": False,
         "web_commit_signoff_required": False,
         "topics": [],
-        "visibility": "private" if one.private else "public",
+        "visibility": "private" if repo.private else "public",
         "custom_properties": {},
     }
 
 
-def job(forge: Forge, one: ForgeJob, *, bare: bool = False) -> Json:
+def job(forge: Forge, job: ForgeJob, *, bare: bool = False) -> Json:
     """Return a job, as in `workflow_job`; ``bare``: without labels and runner."""
-    run = forge.runs[one.run]
-    own = api(forge, f"/repos/{one.repository}")
-    runner = one.started is not None and not bare
-    group = forge.accounts[one.repository.partition("/")[0].lower()].groups.get(one.group)
+    run = forge.runs[job.run]
+    own = api(forge, f"/repos/{job.repository}")
+    runner = job.started is not None and not bare
+    group = forge.accounts[job.repository.partition("/")[0].lower()].groups.get(job.group)
     return {
-        "id": one.id,
-        "run_id": one.run,
-        "run_url": f"{own}/actions/runs/{one.run}",
-        "run_attempt": one.attempt,
-        "node_id": node_id("CheckRun", one.id),
+        "id": job.id,
+        "run_id": job.run,
+        "run_url": f"{own}/actions/runs/{job.run}",
+        "run_attempt": job.attempt,
+        "node_id": node_id("CheckRun", job.id),
         "head_sha": run.head_sha,
-        "url": f"{own}/actions/jobs/{one.id}",
-        "html_url": f"{forge.url}/{one.repository}/actions/runs/{one.run}/job/{one.id}",
-        "status": one.status,
-        "conclusion": one.conclusion or None,
-        "created_at": stamp(one.created),
-        "started_at": stamp(one.started or one.queued or one.created),
-        "completed_at": stamp(one.completed),
-        "name": one.order.name,
-        "steps": _steps(one),
-        "check_run_url": f"{own}/check-runs/{one.id}",
-        "labels": [] if bare else list(one.order.labels),
-        "runner_id": one.runner if runner else None,
-        "runner_name": one.runner_name if runner else None,
-        "runner_group_id": one.group if runner else None,
+        "url": f"{own}/actions/jobs/{job.id}",
+        "html_url": f"{forge.url}/{job.repository}/actions/runs/{job.run}/job/{job.id}",
+        "status": job.status,
+        "conclusion": job.conclusion or None,
+        "created_at": stamp(job.created),
+        "started_at": stamp(job.started or job.queued or job.created),
+        "completed_at": stamp(job.completed),
+        "name": job.order.name,
+        "steps": _steps(job),
+        "check_run_url": f"{own}/check-runs/{job.id}",
+        "labels": [] if bare else list(job.order.labels),
+        "runner_id": job.runner if runner else None,
+        "runner_name": job.runner_name if runner else None,
+        "runner_group_id": job.group if runner else None,
         "runner_group_name": group.name if runner and group else None,
         "workflow_name": run.workflow,
         "head_branch": run.head_branch,
     }
 
 
-def _steps(one: ForgeJob) -> list[Json]:
-    if one.started is None:
+def _steps(job: ForgeJob) -> list[Json]:
+    if job.started is None:
         return []
     return [
         {
             "name": "Set up job",
-            "status": "completed" if one.status == COMPLETED else "in_progress",
-            "conclusion": one.conclusion or None,
+            "status": "completed" if job.status == COMPLETED else "in_progress",
+            "conclusion": job.conclusion or None,
             "number": 1,
-            "started_at": stamp(one.started),
-            "completed_at": stamp(one.completed),
+            "started_at": stamp(job.started),
+            "completed_at": stamp(job.completed),
         }
     ]
 
 
-def workflow_job(forge: Forge, one: ForgeJob, action: str, *, bare: bool = False) -> Json:
+def workflow_job(forge: Forge, forge_job: ForgeJob, action: str, *, bare: bool = False) -> Json:
     """Return the body of a webhook."""
-    repo = forge.repositories[one.repository.lower()]
+    repo = forge.repositories[forge_job.repository.lower()]
     account = forge.accounts[repo.owner.lower()]
     body: Json = {
         "action": action,
-        "workflow_job": job(forge, one, bare=bare),
+        "workflow_job": job(forge, forge_job, bare=bare),
         "repository": repository(forge, repo),
-        "sender": user(forge, forge.runs[one.run].actor),
+        "sender": user(forge, forge.runs[forge_job.run].actor),
     }
     if action != COMPLETED:
         # The record may have moved on before the event is sent: an event says what was true when it happened.
@@ -203,38 +203,38 @@ def workflow_job(forge: Forge, one: ForgeJob, action: str, *, bare: bool = False
     return body
 
 
-def run(forge: Forge, one: ForgeRun) -> Json:
+def run(forge: Forge, run: ForgeRun) -> Json:
     """Return a run, as the REST API has it; of its repositories only what tells where its code is from."""
-    repo = forge.repositories[one.repository.lower()]
-    own = api(forge, f"/repos/{one.repository}/actions/runs/{one.id}")
-    states = [forge.jobs[id] for id in one.jobs if forge.jobs[id].attempt == one.attempt]
+    repo = forge.repositories[run.repository.lower()]
+    own = api(forge, f"/repos/{run.repository}/actions/runs/{run.id}")
+    states = [forge.jobs[id] for id in run.jobs if forge.jobs[id].attempt == run.attempt]
     return {
-        "id": one.id,
-        "name": one.workflow,
-        "node_id": node_id("WorkflowRun", one.id),
-        "head_branch": one.head_branch,
-        "head_sha": one.head_sha,
+        "id": run.id,
+        "name": run.workflow,
+        "node_id": node_id("WorkflowRun", run.id),
+        "head_branch": run.head_branch,
+        "head_sha": run.head_sha,
         "path": ".github/workflows/ci.yml",
-        "display_title": one.workflow,
-        "run_number": one.id,
-        "run_attempt": one.attempt,
-        "event": one.event,
+        "display_title": run.workflow,
+        "run_number": run.id,
+        "run_attempt": run.attempt,
+        "event": run.event,
         "status": run_status(states),
         "conclusion": run_conclusion(states),
         "workflow_id": 1,
         "url": own,
-        "html_url": f"{forge.url}/{one.repository}/actions/runs/{one.id}",
+        "html_url": f"{forge.url}/{run.repository}/actions/runs/{run.id}",
         "jobs_url": f"{own}/jobs",
         "cancel_url": f"{own}/cancel",
-        "created_at": stamp(one.created),
-        "updated_at": stamp(one.created),
-        "run_started_at": stamp(one.created),
-        "actor": user(forge, one.actor),
-        "triggering_actor": user(forge, one.triggering_actor or one.actor),
+        "created_at": stamp(run.created),
+        "updated_at": stamp(run.created),
+        "run_started_at": stamp(run.created),
+        "actor": user(forge, run.actor),
+        "triggering_actor": user(forge, run.triggering_actor or run.actor),
         # GitHub leaves this empty for pull requests from forks.
-        "pull_requests": [{"number": one.pull}] if one.pull and one.head_repository == one.repository else [],
+        "pull_requests": [{"number": run.pull}] if run.pull and run.head_repository == run.repository else [],
         "repository": repository(forge, repo),
-        "head_repository": {"full_name": one.head_repository, "fork": one.head_repository != one.repository},
+        "head_repository": {"full_name": run.head_repository, "fork": run.head_repository != run.repository},
     }
 
 
@@ -252,52 +252,52 @@ def run_conclusion(jobs: list[ForgeJob]) -> str | None:
     if run_status(jobs) != COMPLETED:
         return None
     conclusions = {job.conclusion for job in jobs}
-    return next((one for one in ("failure", "cancelled") if one in conclusions), "success")
+    return next((conclusion for conclusion in ("failure", "cancelled") if conclusion in conclusions), "success")
 
 
-def runner(one: ForgeRunner) -> Json:
+def runner(runner: ForgeRunner) -> Json:
     return {
-        "id": one.id,
-        "name": one.name,
-        "os": "linux" if one.connected else "unknown",
-        "status": "online" if one.online else "offline",
-        "busy": bool(one.job),
+        "id": runner.id,
+        "name": runner.name,
+        "os": "linux" if runner.connected else "unknown",
+        "status": "online" if runner.online else "offline",
+        "busy": bool(runner.job),
         "ephemeral": True,
-        "runner_group_id": one.group,
-        "labels": [{"id": number, "name": label, "type": "custom"} for number, label in enumerate(one.labels, 1)],
+        "runner_group_id": runner.group,
+        "labels": [{"id": number, "name": label, "type": "custom"} for number, label in enumerate(runner.labels, 1)],
     }
 
 
-def pull(forge: Forge, repo: ForgeRepository, one: ForgePull) -> Json:
+def pull(forge: Forge, repo: ForgeRepository, pull: ForgePull) -> Json:
     return {
-        "id": repo.id * 1000 + one.number,
-        "number": one.number,
+        "id": repo.id * 1000 + pull.number,
+        "number": pull.number,
         "state": "open",
-        "html_url": f"{forge.url}/{repo.full_name}/pull/{one.number}",
-        "user": user(forge, one.author),
-        "author_association": one.association,
+        "html_url": f"{forge.url}/{repo.full_name}/pull/{pull.number}",
+        "user": user(forge, pull.author),
+        "author_association": pull.association,
         "head": {
-            "ref": one.head_branch,
-            "sha": one.head_sha,
-            "repo": {"full_name": one.head_repository, "fork": one.head_repository != repo.full_name},
+            "ref": pull.head_branch,
+            "sha": pull.head_sha,
+            "repo": {"full_name": pull.head_repository, "fork": pull.head_repository != repo.full_name},
         },
         "base": {"ref": repo.default_branch, "repo": {"full_name": repo.full_name, "fork": False}},
     }
 
 
-def sending(one: HookSending) -> Json:
+def sending(delivery: HookSending) -> Json:
     """Return a delivery, as in the list of a hook's deliveries."""
     return {
-        "id": one.id,
-        "guid": one.guid,
-        "delivered_at": stamp(one.sent or one.due),
-        "redelivery": one.redelivery,
+        "id": delivery.id,
+        "guid": delivery.guid,
+        "delivered_at": stamp(delivery.sent or delivery.due),
+        "redelivery": delivery.redelivery,
         "duration": 0.1,
-        "status": "OK" if 200 <= one.status_code < 300 else "failed to connect to host",
-        "status_code": one.status_code,
-        "event": one.event,
-        "action": one.action,
-        "installation_id": one.installation_id or None,
-        "repository_id": one.repository_id or None,
+        "status": "OK" if 200 <= delivery.status_code < 300 else "failed to connect to host",
+        "status_code": delivery.status_code,
+        "event": delivery.event,
+        "action": delivery.action,
+        "installation_id": delivery.installation_id or None,
+        "repository_id": delivery.repository_id or None,
         "throttled_at": None,
     }

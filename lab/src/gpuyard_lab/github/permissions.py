@@ -70,10 +70,10 @@ NEEDS: Routes[Need] = Routes(
 def require(principal: Principal, granted: Mapping[str, str], method: str, path: str, public: bool) -> None:
     """Check that an installation or a token with these permissions may make a call; `public`: the repository is. Raises
     ForgeRefusal (403)."""
-    found = NEEDS.find(method, path)
-    if found is None or principal.kind not in (TokenKind.INSTALLATION, TokenKind.PERSON):
+    route = NEEDS.find(method, path)
+    if route is None or principal.kind not in (TokenKind.INSTALLATION, TokenKind.PERSON):
         return
-    need = found[0]
+    need = route[0]
     if (need.public and public) or ACCESS[granted.get(need.permission, "")] >= ACCESS[need.access]:
         return
     words = INTEGRATION if principal.kind is TokenKind.INSTALLATION else PERSONAL

@@ -80,10 +80,10 @@ class Rest:
 
     def repository(self, request: ForgeRequest) -> ForgeRepository:
         name = f"{request.parts['owner']}/{request.parts['repo']}"
-        found = self.forge.repositories.get(name.lower())
-        if found is None or not self._sees(found.owner):
+        repository = self.forge.repositories.get(name.lower())
+        if repository is None or not self._sees(repository.owner):
             raise ForgeRefusal(404, "Not Found")
-        return found
+        return repository
 
     def _sees(self, owner: str) -> bool:
         if self.principal.kind is TokenKind.INSTALLATION:
@@ -111,16 +111,16 @@ class Rest:
         ]
 
     def runner(self, request: ForgeRequest) -> ForgeRunner:
-        found = next((one for one in self.runners_at(request) if one.id == number(request, "id")), None)
-        if found is None or self.forge.faults.strikes("missing", f"runner {found.id}", self.forge.now()):
+        runner = next((runner for runner in self.runners_at(request) if runner.id == number(request, "id")), None)
+        if runner is None or self.forge.faults.strikes("missing", f"runner {runner.id}", self.forge.now()):
             raise ForgeRefusal(404, "Not Found")
-        return found
+        return runner
 
     def run(self, request: ForgeRequest) -> ForgeRun:
-        repository, found = self.repository(request), self.forge.runs.get(number(request, "id"))
-        if found is None or found.repository != repository.full_name:
+        repository, run = self.repository(request), self.forge.runs.get(number(request, "id"))
+        if run is None or run.repository != repository.full_name:
             raise ForgeRefusal(404, "Not Found")
-        return found
+        return run
 
     def pages(
         self,
@@ -135,7 +135,7 @@ class Rest:
         rows = list(rows)
         per_page = min(number(request, "per_page", PER_PAGE), MOST_PER_PAGE) or PER_PAGE
         page = max(1, number(request, "page", 1))
-        found = rows[(page - 1) * per_page : page * per_page]
+        page_rows = rows[(page - 1) * per_page : page * per_page]
         last = max(1, -(-len(rows) // per_page))
         ways = {"prev": page - 1, "next": page + 1, "last": last, "first": 1}
         if page >= last:
@@ -145,8 +145,8 @@ class Rest:
         address = f"{self.forge.url}{request.path}?"
         links = (f'<{address}{urlencode({**request.query, "page": to})}>; rel="{way}"' for way, to in ways.items())
         headers = {"link": ", ".join(links)} if ways else {}
-        found = [shown(row) for row in found]
-        return ForgeAnswer(200, {"total_count": len(rows), key: found, **more} if key else found, headers)
+        page_rows = [shown(row) for row in page_rows]
+        return ForgeAnswer(200, {"total_count": len(rows), key: page_rows, **more} if key else page_rows, headers)
 
 
 def number(request: ForgeRequest, name: str, default: int = 0) -> int:
@@ -205,9 +205,11 @@ def get_installation(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
 @route("POST", "/app/installations/{id}/access_tokens")
 def make_installation_token(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     rest.require_app()
-    wanted = number(request, "id")
-    account = next((account for account in rest.forge.accounts.values() if account.installation == wanted), None)
-    if account is None or not wanted:
+    installation_id = number(request, "id")
+    account = next(
+        (account for account in rest.forge.accounts.values() if account.installation == installation_id), None
+    )
+    if account is None or not installation_id:
         raise ForgeRefusal(404, "Not Found")
     token, until = rest.gate.make(TokenKind.INSTALLATION, account.login)
     granted = dict(rest.forge.permissions)
@@ -251,16 +253,16 @@ def list_repositories(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     sort = request.query.get("sort", "created")
     long_ago = datetime.min.replace(tzinfo=UTC)
     keys: dict[str, Callable[[ForgeRepository], Any]] = {
-        "created": lambda one: one.id,
-        "updated": lambda one: (one.pushed or long_ago, one.id),
-        "pushed": lambda one: (one.pushed or long_ago, one.id),
-        "full_name": lambda one: one.full_name.lower(),
+        "created": lambda repository: repository.id,
+        "updated": lambda repository: (repository.pushed or long_ago, repository.id),
+        "pushed": lambda repository: (repository.pushed or long_ago, repository.id),
+        "full_name": lambda repository: repository.full_name.lower(),
     }
     direction = request.query.get("direction") or ("asc" if sort == "full_name" else "desc")
     mine.sort(key=keys.get(sort, keys["created"]), reverse=direction == "desc")
     kind = request.query.get("type", "all")
     if kind in ("public", "private"):
-        mine = [one for one in mine if one.private is (kind == "private")]
+        mine = [repository for repository in mine if repository.private is (kind == "private")]
     return rest.pages(request, "", mine, partial(payloads.repository, rest.forge))
 
 
@@ -346,28 +348,28 @@ def get_team_membership(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
 @route("GET", "/repos/{owner}/{repo}/pulls/{number}")
 def get_pull(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     repository = rest.repository(request)
-    found = repository.pulls.get(number(request, "number"))
-    if found is None:
+    pull = repository.pulls.get(number(request, "number"))
+    if pull is None:
         raise ForgeRefusal(404, "Not Found")
-    return ForgeAnswer(200, payloads.pull(rest.forge, repository, found))
+    return ForgeAnswer(200, payloads.pull(rest.forge, repository, pull))
 
 
 @route("GET", "/repos/{owner}/{repo}/pulls")
 def list_pulls(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     repository, head = rest.repository(request), request.query.get("head", "")
-    found = [
+    pulls = [
         pull
         for pull in repository.pulls.values()
         if not head or head == f"{pull.head_repository.partition('/')[0]}:{pull.head_branch}"
     ]
-    return rest.pages(request, "", (payloads.pull(rest.forge, repository, one) for one in found))
+    return rest.pages(request, "", (payloads.pull(rest.forge, repository, pull) for pull in pulls))
 
 
 @route("GET", "/repos/{owner}/{repo}/commits/{sha}/pulls")
 def list_commit_pulls(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     repository = rest.repository(request)
-    found = (pull for pull in repository.pulls.values() if pull.head_sha == request.parts["sha"])
-    return rest.pages(request, "", (payloads.pull(rest.forge, repository, one) for one in found))
+    pulls = (pull for pull in repository.pulls.values() if pull.head_sha == request.parts["sha"])
+    return rest.pages(request, "", (payloads.pull(rest.forge, repository, pull) for pull in pulls))
 
 
 @route("POST", "/repos/{owner}/{repo}/statuses/{sha}")
@@ -452,10 +454,10 @@ def make_remove_token(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
 @route("GET", "/repos/{owner}/{repo}/actions/runners")
 @route("GET", "/orgs/{org}/actions/runners")
 def list_runners(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
-    found = rest.runners_at(request)
+    runners = rest.runners_at(request)
     if name := request.query.get("name"):
-        found = [one for one in found if one.name == name]
-    return rest.pages(request, "runners", (payloads.runner(one) for one in found))
+        runners = [runner for runner in runners if runner.name == name]
+    return rest.pages(request, "runners", (payloads.runner(runner) for runner in runners))
 
 
 @route("GET", "/repos/{owner}/{repo}/actions/runners/{id}")
@@ -497,10 +499,10 @@ def make_jit(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
         raise ForgeRefusal(422, 'Invalid request.\n\n"runner_group_id" wasn\'t supplied.')
     if repository and not forge.repository_runners:
         raise ForgeRefusal(403, "")
-    known = forge.accounts[owner.lower()].groups.get(group)
-    if known is None:
+    runner_group = forge.accounts[owner.lower()].groups.get(group)
+    if runner_group is None:
         raise ForgeRefusal(404, "Not Found")
-    if repository and known.repositories is not None and repository not in known.repositories:
+    if repository and runner_group.repositories is not None and repository not in runner_group.repositories:
         raise ForgeRefusal(403, "The runner group cannot be used by this repository")
     runner = new_runner(forge, name, owner, repository, tuple(labels), group)
     return ForgeAnswer(201, {"runner": payloads.runner(runner), "encoded_jit_config": jit_config(forge, runner)})
@@ -511,10 +513,10 @@ def new_runner(
 ) -> ForgeRunner:
     """Register a runner. Raises ForgeRefusal: 409 for a name that is taken, 422 for a group that is full."""
     now, place = forge.now(), (owner, repository)
-    here = [runner for runner in forge.runners.values() if (runner.owner, runner.repository) == place]
-    if any(one.name.lower() == name.lower() for one in here) or forge.faults.strikes("conflict", name, now):
+    registered = [runner for runner in forge.runners.values() if (runner.owner, runner.repository) == place]
+    if any(runner.name.lower() == name.lower() for runner in registered) or forge.faults.strikes("conflict", name, now):
         raise ForgeRefusal(409, f"Already exists - A runner with the name *** already exists: {name}")
-    in_group = sum(1 for one in here if one.group == group)
+    in_group = sum(1 for runner in registered if runner.group == group)
     if in_group >= forge.settings.runners_in_group or forge.faults.strikes("unprocessable", name, now):
         most = forge.settings.runners_in_group
         raise ForgeRefusal(422, f"Runner group {group} has reached max limit of {most} runners")
@@ -544,12 +546,12 @@ def get_job(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
 
 @route("GET", "/repos/{owner}/{repo}/actions/runs")
 def list_runs(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
-    repository, wanted = rest.repository(request), request.query.get("status", "")
+    repository, status = rest.repository(request), request.query.get("status", "")
     rows = []
     for run in reversed(rest.forge.runs.values()):
         if run.repository == repository.full_name:
             row = payloads.run(rest.forge, run)
-            if not wanted or wanted in (row["status"], row["conclusion"]):
+            if not status or status in (row["status"], row["conclusion"]):
                 rows.append(row)
     filters = {"actor", "branch", "check_suite_id", "created", "event", "head_sha", "status"} & {*request.query}
     return rest.pages(request, "workflow_runs", rows[: rest.forge.settings.filtered_runs] if filters else rows)
@@ -570,18 +572,18 @@ def jobs_of(rest: Rest, run: ForgeRun, attempt: int) -> list[ForgeJob]:
 def list_jobs(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     run = rest.run(request)
     latest = 0 if request.query.get("filter") == "all" else run.attempt
-    found = jobs_of(rest, run, number(request, "attempt", latest))
-    return rest.pages(request, "jobs", (payloads.job(rest.forge, one) for one in found))
+    jobs = jobs_of(rest, run, number(request, "attempt", latest))
+    return rest.pages(request, "jobs", (payloads.job(rest.forge, job) for job in jobs))
 
 
 @route("POST", "/repos/{owner}/{repo}/actions/runs/{id}/cancel")
 @route("POST", "/repos/{owner}/{repo}/actions/runs/{id}/force-cancel")
 def cancel_run(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     run = rest.run(request)
-    found = [one for one in jobs_of(rest, run, run.attempt) if one.status != COMPLETED]
-    if not found:
+    unfinished = [job for job in jobs_of(rest, run, run.attempt) if job.status != COMPLETED]
+    if not unfinished:
         raise ForgeRefusal(409, "Cannot cancel a workflow run that is completed.")
-    for job in found:
+    for job in unfinished:
         rest.forge.cancel(job)
     return ForgeAnswer(202, {})
 
@@ -590,7 +592,7 @@ def cancel_run(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
 @route("POST", "/repos/{owner}/{repo}/actions/runs/{id}/rerun-failed-jobs")
 def rerun(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     run = rest.run(request)
-    if any(one.status != COMPLETED for one in jobs_of(rest, run, run.attempt)):
+    if any(job.status != COMPLETED for job in jobs_of(rest, run, run.attempt)):
         raise ForgeRefusal(403, "This workflow is already running")
     person = rest.principal.subject if rest.principal.kind is TokenKind.PERSON else ""
     rest.forge.rerun(run, failed_only=request.path.endswith("failed-jobs"), actor=person)

@@ -23,11 +23,11 @@ at = partial(route, routes=ROUTES)
 @at("GET", "/orgs/{org}/hooks")
 def list_hooks(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     owner, repository = rest.place(request)
-    wanted = repository or owner
+    scope = repository or owner
     rows = (
         {"id": hook.id, "active": True, "events": ["workflow_job"], "config": {"url": hook.url, "content_type": "json"}}
         for hook in rest.forge.hooks.values()
-        if hook.scope.lower() == wanted.lower()
+        if hook.scope.lower() == scope.lower()
     )
     return rest.pages(request, "", rows)
 
@@ -40,15 +40,15 @@ def sendings(rest: Rest, request: ForgeRequest) -> Iterator[HookSending]:
         hook = hooks.get(number(request, "hook"))
         if hook is None or hook.scope.lower() != (repository or owner).lower():
             raise ForgeRefusal(404, "Not Found")
-        wanted = {hook.id}
+        hook_ids = {hook.id}
     else:
         rest.require_app()
-        wanted = {hook.id for hook in hooks.values() if hook.scope == "app"}
+        hook_ids = {hook.id for hook in hooks.values() if hook.scope == "app"}
     oldest = rest.forge.now() - rest.forge.settings.deliveries_kept
     return (
         sending
         for sending in reversed(rest.forge.sendings.values())
-        if sending.hook in wanted and sending.sent and sending.sent >= oldest
+        if sending.hook in hook_ids and sending.sent and sending.sent >= oldest
     )
 
 
@@ -62,34 +62,34 @@ def list_deliveries(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
     first = cursor.removeprefix("v1_")
     if cursor and not (cursor.startswith("v1_") and first.isdecimal() and len(first) < 19):
         raise ForgeRefusal(422, "Invalid cursor")
-    known = (sending for sending in sendings(rest, request) if not cursor or sending.id <= int(first))
+    deliveries = (sending for sending in sendings(rest, request) if not cursor or sending.id <= int(first))
     if status := request.query.get("status"):
         if status not in STATUSES:
             raise ForgeRefusal(422, "Validation Failed")
-        known = (one for one in known if one.status_code in STATUSES[status])
-    found = [*islice(known, per_page + 1)]
+        deliveries = (delivery for delivery in deliveries if delivery.status_code in STATUSES[status])
+    page = [*islice(deliveries, per_page + 1)]
     headers = {}
-    if len(found) > per_page:
-        query = urlencode({**request.query, "per_page": per_page, "cursor": f"v1_{found.pop().id}"})
+    if len(page) > per_page:
+        query = urlencode({**request.query, "per_page": per_page, "cursor": f"v1_{page.pop().id}"})
         headers["link"] = f'<{rest.forge.url}{request.path}?{query}>; rel="next"'
-    return ForgeAnswer(200, [payloads.sending(one) for one in found], headers)
+    return ForgeAnswer(200, [payloads.sending(delivery) for delivery in page], headers)
 
 
 def one_sending(rest: Rest, request: ForgeRequest) -> HookSending:
-    wanted = number(request, "id")
-    found = next((sending for sending in sendings(rest, request) if sending.id == wanted), None)
-    if found is None:
+    delivery_id = number(request, "id")
+    delivery = next((sending for sending in sendings(rest, request) if sending.id == delivery_id), None)
+    if delivery is None:
         raise ForgeRefusal(404, "Not Found")
-    return found
+    return delivery
 
 
 @at("GET", "/app/hook/deliveries/{id}")
 @at("GET", "/orgs/{org}/hooks/{hook}/deliveries/{id}")
 @at("GET", "/repos/{owner}/{repo}/hooks/{hook}/deliveries/{id}")
 def get_delivery(rest: Rest, request: ForgeRequest) -> ForgeAnswer:
-    found = one_sending(rest, request)
-    more = {"request": {"payload": json.loads(found.body)}, "response": {"headers": {}, "payload": ""}}
-    return ForgeAnswer(200, {**payloads.sending(found), **more})
+    delivery = one_sending(rest, request)
+    more = {"request": {"payload": json.loads(delivery.body)}, "response": {"headers": {}, "payload": ""}}
+    return ForgeAnswer(200, {**payloads.sending(delivery), **more})
 
 
 @at("POST", "/app/hook/deliveries/{id}/attempts")

@@ -22,24 +22,24 @@ class Routes(Generic[Target]):
 
     def find(self, method: str, path: str) -> tuple[Target, dict[str, str]] | None:
         """Return the target of a path, and the values of the names in braces; None when there is none."""
-        given = [unquote(part) for part in path.strip("/").split("/")]
-        for segments, target in self._rows.get((method, given[0]), ()):
-            parts = match(segments, given)
+        path_parts = [unquote(part) for part in path.strip("/").split("/")]
+        for segments, target in self._rows.get((method, path_parts[0]), ()):
+            parts = match(segments, path_parts)
             if parts is not None:
                 return target, parts
         return None
 
 
-def match(segments: list[str], given: list[str]) -> dict[str, str] | None:
+def match(segments: list[str], path_parts: list[str]) -> dict[str, str] | None:
     rest = segments[-1].endswith("...}")
-    if len(given) < len(segments) or (len(given) > len(segments) and not rest):
+    if len(path_parts) < len(segments) or (len(path_parts) > len(segments) and not rest):
         return None
     parts = {}
-    for segment, part in zip(segments, given, strict=False):
+    for segment, part in zip(segments, path_parts, strict=False):
         if segment.startswith("{"):
             parts[segment.strip("{}").removesuffix("...")] = part
         elif segment != part:
             return None
     if rest:
-        parts[segments[-1].strip("{}").removesuffix("...")] = "/".join(given[len(segments) - 1 :])
+        parts[segments[-1].strip("{}").removesuffix("...")] = "/".join(path_parts[len(segments) - 1 :])
     return parts

@@ -58,15 +58,15 @@ class RunnerSide:
 
     def _runner(self, request: ForgeRequest, what: str) -> ForgeRunner:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        found = None
+        runner = None
         if scheme == "Bearer" and token:
-            found = next((runner for runner in self.forge.runners.values() if getattr(runner, what) == token), None)
-        if found is None:
+            runner = next((runner for runner in self.forge.runners.values() if getattr(runner, what) == token), None)
+        if runner is None:
             raise ServiceRefusal(
                 401, "TaskAgentNotFoundException",
                 "The runner registration has been deleted from the server, please re-configure.",
             )  # fmt: skip
-        return found
+        return runner
 
     def _connect(self, request: ForgeRequest) -> ForgeAnswer:
         runner = self._runner(request, "secret")
@@ -79,22 +79,22 @@ class RunnerSide:
 
     def _message(self, request: ForgeRequest, runner: ForgeRunner) -> ForgeAnswer:
         wait, longest = request.query.get("wait", ""), self.forge.settings.poll_s
-        found: list[ForgeJob] = []
+        jobs: list[ForgeJob] = []
 
         def something() -> bool:
             if runner.id not in self.forge.runners:
                 return True
             if not runner.job and (job := self.forge.job_for(runner)):
-                found.append(job)
-            return bool(found)
+                jobs.append(job)
+            return bool(jobs)
 
         self.wait(something, min(longest, int(wait)) if wait.isdecimal() and len(wait) < 9 else longest)
         if runner.id not in self.forge.runners:
             self._runner(ForgeRequest("GET", ""), "session")
         runner.heard = self.forge.now()
-        if not found:
+        if not jobs:
             return ForgeAnswer(202)
-        job = found[0]
+        job = jobs[0]
         if self.forge.faults.strikes("offer_lost", f"job {job.id}", self.forge.now()):
             return ForgeAnswer(202)
         order = job.order

@@ -96,8 +96,8 @@ def context(job: dict[str, Any]) -> dict[str, str]:
     path = os.path.join(folder, "event.json")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(job.get("event", {}), file)
-    known = {"GITHUB_REPOSITORY": job["repository"], "GITHUB_RUN_ID": str(job["runId"]), "GITHUB_EVENT_PATH": path}
-    return {**os.environ, **known}
+    variables = {"GITHUB_REPOSITORY": job["repository"], "GITHUB_RUN_ID": str(job["runId"]), "GITHUB_EVENT_PATH": path}
+    return {**os.environ, **variables}
 
 
 def work(connection: RunnerLine, job: dict[str, Any]) -> str:

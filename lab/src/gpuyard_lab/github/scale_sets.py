@@ -82,8 +82,8 @@ class ScaleSets:
         """Answer ``POST /actions/runner-registration``: the service's address and a token for it. Raises
         ForgeRefusal."""
         principal = self.gate.require_service(request, "RemoteAuth", TokenKind.REGISTRATION)
-        wanted = str(request.json().get("url", "")).removeprefix(self.forge.url).strip("/")
-        if wanted.lower() != principal.subject.lower():
+        place = str(request.json().get("url", "")).removeprefix(self.forge.url).strip("/")
+        if place.lower() != principal.subject.lower():
             raise ForgeRefusal(404, "Not Found")
         tenant = uuid5(NAMESPACE, principal.subject).hex
         self._tenants[tenant] = principal.subject
@@ -97,8 +97,8 @@ class ScaleSets:
         place = self._tenants.get(tenant)
         if place is None:  # nobody was let in here, so the token that came is none of ours
             raise ServiceRefusal(401, "VssUnauthorizedException", "The user is not authorized.")
-        if found := self._queue_routes.find(request.method, path):
-            handler, parts = found
+        if queue_route := self._queue_routes.find(request.method, path):
+            handler, parts = queue_route
             return handler(request, self._set_of_session(request, place, parts), parts)
         principal = self.gate.require_service(request, "Bearer", TokenKind.ADMIN)
         found_admin = self._routes.find(request.method, path)
@@ -108,36 +108,41 @@ class ScaleSets:
         return admin(request, place, parts)
 
     def _set(self, place: str, id: str) -> ForgeSet:
-        found = self.forge.sets.get(int(id)) if id.isdecimal() and len(id) < 18 else None
-        if found is None or (found.repository or found.owner) != place:
+        scale_set = self.forge.sets.get(int(id)) if id.isdecimal() and len(id) < 18 else None
+        if scale_set is None or (scale_set.repository or scale_set.owner) != place:
             raise ServiceRefusal(
                 404, "RunnerScaleSetNotFoundException", f"No runner scale set found with id {id[:20]}."
             )
-        return found
+        return scale_set
 
     def _set_of_session(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeSet:
         """The scale set whose queue's token came with a request. Raises ServiceRefusal: 401 when it is over."""
-        one, now = self._set(place, parts["id"]), self.forge.now()
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self.forge.faults.strikes("session_lost", f"set {one.name}", now):
-            one.session = ""
-        if self.forge.faults.strikes("session_expired", f"set {one.name}", now):
-            one.token = ""
-        if not one.token or given != one.token or one.token_until is None or one.token_until <= now:
+        scale_set, now = self._set(place, parts["id"]), self.forge.now()
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self.forge.faults.strikes("session_lost", f"set {scale_set.name}", now):
+            scale_set.session = ""
+        if self.forge.faults.strikes("session_expired", f"set {scale_set.name}", now):
+            scale_set.token = ""
+        if (
+            not scale_set.token
+            or token != scale_set.token
+            or scale_set.token_until is None
+            or scale_set.token_until <= now
+        ):
             raise ServiceRefusal(401, "VssUnauthorizedException", "The message queue token is expired.")
-        if not one.session or request.query.get("sessionId", one.session) != one.session:
+        if not scale_set.session or request.query.get("sessionId", scale_set.session) != scale_set.session:
             raise ServiceRefusal(404, "RunnerScaleSetSessionNotFoundException", "The session is gone.")
-        return one
+        return scale_set
 
     # -- scale sets
 
     def _groups(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
-        wanted = request.query.get("groupName", "").lower()
+        group_name = request.query.get("groupName", "").lower()
         groups = self.forge.accounts[place.partition("/")[0].lower()].groups.values()
         rows = [
             {"id": group.id, "name": group.name, "size": 0, "isDefaultGroup": group.id == DEFAULT_GROUP}
             for group in groups
-            if wanted in ("", group.name.lower())
+            if group_name in ("", group.name.lower())
         ]
         return ForgeAnswer(200, {"count": len(rows), "value": rows})
 
@@ -155,181 +160,187 @@ class ScaleSets:
     def _create(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
         body = request.json()
         owner, _, name = place.partition("/")
-        wanted, group = str(body.get("name") or ""), body.get("runnerGroupId", DEFAULT_GROUP)
-        if not wanted or group not in self.forge.accounts[owner.lower()].groups:
+        set_name, group = str(body.get("name") or ""), body.get("runnerGroupId", DEFAULT_GROUP)
+        if not set_name or group not in self.forge.accounts[owner.lower()].groups:
             raise ServiceRefusal(400, "ArgumentException", "a scale set needs a name, and a runner group that exists")
         same = [
             scale_set for scale_set in self.forge.sets.values() if (scale_set.repository or scale_set.owner) == place
         ]
-        if any(one.name.lower() == wanted.lower() and one.group == group for one in same):
-            raise ServiceRefusal(409, "RunnerScaleSetExistsException", f"Runner scale set {wanted} exists already.")
-        one = ForgeSet(
-            self.forge.next_id("set"), wanted, owner, place if name else "", group, labels_of(body) or (wanted,),
+        if any(scale_set.name.lower() == set_name.lower() and scale_set.group == group for scale_set in same):
+            raise ServiceRefusal(409, "RunnerScaleSetExistsException", f"Runner scale set {set_name} exists already.")
+        scale_set = ForgeSet(
+            self.forge.next_id("set"), set_name, owner, place if name else "", group, labels_of(body) or (set_name,),
             self.forge.now(),
         )  # fmt: skip
-        self.forge.sets[one.id] = one
+        self.forge.sets[scale_set.id] = scale_set
         self.forge.wake()
-        return ForgeAnswer(200, self._shown(one))
+        return ForgeAnswer(200, self._shown(scale_set))
 
     def _get(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
         return ForgeAnswer(200, self._shown(self._set(place, parts["id"])))
 
     def _update(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
-        one, body = self._set(place, parts["id"]), request.json()
-        one.name = str(body.get("name") or one.name)
-        one.group = body.get("runnerGroupId") or one.group
-        one.labels = labels_of(body) or one.labels
-        return ForgeAnswer(200, self._shown(one))
+        scale_set, body = self._set(place, parts["id"]), request.json()
+        scale_set.name = str(body.get("name") or scale_set.name)
+        scale_set.group = body.get("runnerGroupId") or scale_set.group
+        scale_set.labels = labels_of(body) or scale_set.labels
+        return ForgeAnswer(200, self._shown(scale_set))
 
     def _delete(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
-        one = self._set(place, parts["id"])
-        del self.forge.sets[one.id]
+        scale_set = self._set(place, parts["id"])
+        del self.forge.sets[scale_set.id]
         for job in self.forge.unfinished.values():
-            if job.scale_set == one.id and job.status == QUEUED:
+            if job.scale_set == scale_set.id and job.status == QUEUED:
                 job.scale_set = job.request = 0
                 job.assigned = job.available = None
         return ForgeAnswer(204)
 
-    def _shown(self, one: ForgeSet) -> Json:
-        group = self.forge.accounts[one.owner.lower()].groups.get(one.group)
+    def _shown(self, scale_set: ForgeSet) -> Json:
+        group = self.forge.accounts[scale_set.owner.lower()].groups.get(scale_set.group)
         return {
-            "id": one.id,
-            "name": one.name,
-            "runnerGroupId": one.group,
+            "id": scale_set.id,
+            "name": scale_set.name,
+            "runnerGroupId": scale_set.group,
             "runnerGroupName": group.name if group else "",
-            "labels": [{"id": number, "name": name, "type": "System"} for number, name in enumerate(one.labels, 1)],
+            "labels": [
+                {"id": number, "name": name, "type": "System"} for number, name in enumerate(scale_set.labels, 1)
+            ],
             "RunnerSetting": {"ephemeral": True, "isElastic": True, "disableUpdate": True},
-            "createdOn": service_time(one.created),
-            "runnerJitConfigUrl": f"{self._base(one)}{SETS}/{one.id}/generatejitconfig",
-            "statistics": self.statistics(one),
+            "createdOn": service_time(scale_set.created),
+            "runnerJitConfigUrl": f"{self._base(scale_set)}{SETS}/{scale_set.id}/generatejitconfig",
+            "statistics": self.statistics(scale_set),
         }
 
-    def _base(self, one: ForgeSet) -> str:
-        return f"{self.forge.url}{PREFIX}/{uuid5(NAMESPACE, one.repository or one.owner).hex}"
+    def _base(self, scale_set: ForgeSet) -> str:
+        return f"{self.forge.url}{PREFIX}/{uuid5(NAMESPACE, scale_set.repository or scale_set.owner).hex}"
 
-    def statistics(self, one: ForgeSet) -> Json:
+    def statistics(self, scale_set: ForgeSet) -> Json:
         """Return the statistics, as with every message: what is true now."""
-        mine = [job for job in self.forge.unfinished.values() if job.scale_set == one.id]
+        mine = [job for job in self.forge.unfinished.values() if job.scale_set == scale_set.id]
         waiting = sum(1 for job in mine if job.status == QUEUED and job.assigned is None)
-        runners = [runner for runner in self.forge.runners.values() if runner.scale_set == one.id]
+        runners = [runner for runner in self.forge.runners.values() if runner.scale_set == scale_set.id]
         return {
             "totalAvailableJobs": waiting,
             "totalAcquiredJobs": 0,
-            "totalAssignedJobs": self.assigned(one),
+            "totalAssignedJobs": self.assigned(scale_set),
             "totalRunningJobs": sum(1 for job in mine if job.status == IN_PROGRESS),
             "totalRegisteredRunners": len(runners),
             "totalBusyRunners": sum(1 for runner in runners if runner.job),
             "totalIdleRunners": sum(1 for runner in runners if runner.online and not runner.job),
         }
 
-    def assigned(self, one: ForgeSet) -> int:
+    def assigned(self, scale_set: ForgeSet) -> int:
         """Count the jobs that it has, those that run included."""
-        return sum(1 for job in self.forge.unfinished.values() if job.scale_set == one.id and job.assigned)
+        return sum(1 for job in self.forge.unfinished.values() if job.scale_set == scale_set.id and job.assigned)
 
     # -- sessions and messages
 
     def _open(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
-        one = self._set(place, parts["id"])
-        if one.session:
+        scale_set = self._set(place, parts["id"])
+        if scale_set.session:
             raise ServiceRefusal(
                 409, "RunnerScaleSetSessionConflictException",
-                f"The actions runner scale set {one.name} already has an active session for owner {one.session_owner}.",
+                f"The actions runner scale set {scale_set.name} already has an active session for owner "
+                f"{scale_set.session_owner}.",
             )  # fmt: skip
-        one.session, one.session_owner = self.forge.guid("session"), str(request.json().get("ownerName", ""))
-        return self._session(one)
+        scale_set.session, scale_set.session_owner = (
+            self.forge.guid("session"),
+            str(request.json().get("ownerName", "")),
+        )
+        return self._session(scale_set)
 
     def _refresh(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
-        one = self._set(place, parts["id"])
-        if not one.session or one.session != parts["session"]:
+        scale_set = self._set(place, parts["id"])
+        if not scale_set.session or scale_set.session != parts["session"]:
             raise ServiceRefusal(404, "RunnerScaleSetSessionNotFoundException", "The session is gone.")
-        return self._session(one)
+        return self._session(scale_set)
 
-    def _session(self, one: ForgeSet) -> ForgeAnswer:
+    def _session(self, scale_set: ForgeSet) -> ForgeAnswer:
         now = self.forge.now()
-        one.token, one.token_until = self.forge.guid("queue token"), now + self.forge.settings.token
-        one.polled = now
+        scale_set.token, scale_set.token_until = self.forge.guid("queue token"), now + self.forge.settings.token
+        scale_set.polled = now
         self._link()
         body = {
-            "sessionId": one.session,
-            "ownerName": one.session_owner,
-            "runnerScaleSet": self._shown(one),
-            "messageQueueUrl": f"{self._base(one)}{SETS}/{one.id}/messages?sessionId={one.session}",
-            "messageQueueAccessToken": one.token,
-            "statistics": self.statistics(one),
+            "sessionId": scale_set.session,
+            "ownerName": scale_set.session_owner,
+            "runnerScaleSet": self._shown(scale_set),
+            "messageQueueUrl": f"{self._base(scale_set)}{SETS}/{scale_set.id}/messages?sessionId={scale_set.session}",
+            "messageQueueAccessToken": scale_set.token,
+            "statistics": self.statistics(scale_set),
         }
         return ForgeAnswer(200, body)
 
     def _close(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
-        one = self._set(place, parts["id"])
-        if one.session == parts["session"]:
-            one.session = ""
+        scale_set = self._set(place, parts["id"])
+        if scale_set.session == parts["session"]:
+            scale_set.session = ""
         self.forge.wake()
         return ForgeAnswer(204)
 
-    def _poll(self, request: ForgeRequest, one: ForgeSet, parts: dict[str, str]) -> ForgeAnswer:
-        faults, session = self.forge.faults, one.session
+    def _poll(self, request: ForgeRequest, scale_set: ForgeSet, parts: dict[str, str]) -> ForgeAnswer:
+        faults, session = self.forge.faults, scale_set.session
         last, capacity = (
             numeral(text)
             for text in (request.query.get("lastMessageId", "0"), request.headers.get("x-scalesetmaxcapacity", "0"))
         )
-        one.polled, one.capacity = self.forge.now(), capacity
-        if faults.strikes("poll_broken", f"set {one.name}", self.forge.now()):
+        scale_set.polled, scale_set.capacity = self.forge.now(), capacity
+        if faults.strikes("poll_broken", f"set {scale_set.name}", self.forge.now()):
             return ForgeAnswer(202, cut="all")
-        if one.messages and faults.strikes("message_again", f"set {one.name}", self.forge.now()):
-            return self._message(one, one.messages[-1])
-        found: list[QueuedMessage] = []
+        if scale_set.messages and faults.strikes("message_again", f"set {scale_set.name}", self.forge.now()):
+            return self._message(scale_set, scale_set.messages[-1])
+        messages: list[QueuedMessage] = []
 
         def something() -> bool:
             if request.gone():  # what there is to say waits for the next poll
                 return True
-            self.give(one)
-            unread = (each for each in one.messages if each.id > last and not each.acknowledged)
-            message = next(unread, None) or self._make_message(one)
+            self.give(scale_set)
+            unread = (queued for queued in scale_set.messages if queued.id > last and not queued.acknowledged)
+            message = next(unread, None) or self._make_message(scale_set)
             if message:
-                found.append(message)
-            return bool(found) or one.session != session
+                messages.append(message)
+            return bool(messages) or scale_set.session != session
 
         self.wait(something, self.forge.settings.poll_s)
         if request.gone():
             return ForgeAnswer(202, cut="all")
-        one.polled = self.forge.now()
-        if one.session != session:
+        scale_set.polled = self.forge.now()
+        if scale_set.session != session:
             raise ServiceRefusal(404, "RunnerScaleSetSessionNotFoundException", "The session is gone.")
-        return self._message(one, found[0]) if found else ForgeAnswer(202)
+        return self._message(scale_set, messages[0]) if messages else ForgeAnswer(202)
 
-    def _make_message(self, one: ForgeSet) -> QueuedMessage | None:
+    def _make_message(self, scale_set: ForgeSet) -> QueuedMessage | None:
         """Make a message of what is pending, unless it gets lost."""
-        while message := self.forge.make_message(one, MOST_IN_MESSAGE):
-            if not self.forge.faults.strikes("message_lost", f"set {one.name}", self.forge.now()):
+        while message := self.forge.make_message(scale_set, MOST_IN_MESSAGE):
+            if not self.forge.faults.strikes("message_lost", f"set {scale_set.name}", self.forge.now()):
                 return message
             message.acknowledged = True
         return None
 
-    def _message(self, one: ForgeSet, message: QueuedMessage) -> ForgeAnswer:
+    def _message(self, scale_set: ForgeSet, message: QueuedMessage) -> ForgeAnswer:
         body = {
             "messageId": message.id,
             "messageType": "RunnerScaleSetJobMessages",
             "body": json.dumps(message.events),
-            "statistics": self.statistics(one),
+            "statistics": self.statistics(scale_set),
         }
         return ForgeAnswer(200, body)
 
-    def _acknowledge(self, request: ForgeRequest, one: ForgeSet, parts: dict[str, str]) -> ForgeAnswer:
-        wanted = numeral(parts["message"])
-        for message in one.messages:
-            if message.id == wanted:
+    def _acknowledge(self, request: ForgeRequest, scale_set: ForgeSet, parts: dict[str, str]) -> ForgeAnswer:
+        message_id = numeral(parts["message"])
+        for message in scale_set.messages:
+            if message.id == message_id:
                 message.acknowledged = True
         return ForgeAnswer(204)
 
-    def _acquire(self, request: ForgeRequest, one: ForgeSet, parts: dict[str, str]) -> ForgeAnswer:
-        wanted = request.value()
-        if not isinstance(wanted, list):
+    def _acquire(self, request: ForgeRequest, scale_set: ForgeSet, parts: dict[str, str]) -> ForgeAnswer:
+        request_ids = request.value()
+        if not isinstance(request_ids, list):
             raise ServiceRefusal(400, "ArgumentException", "send a list of runner request ids")
         taken = []
         for job in self.forge.unfinished.values():
-            if job.request in wanted and job.scale_set == one.id and job.status == QUEUED and job.available:
-                if not job.assigned and self.assigned(one) < one.capacity:
-                    self._assign(one, job)
+            if job.request in request_ids and job.scale_set == scale_set.id and job.status == QUEUED and job.available:
+                if not job.assigned and self.assigned(scale_set) < scale_set.capacity:
+                    self._assign(scale_set, job)
                 if job.assigned:
                     taken.append(job.request)
         self.forge.wake()
@@ -340,40 +351,40 @@ class ScaleSets:
     def _link(self) -> None:
         """Give each waiting job to the scale set that its labels name."""
         for job in self.forge.unfinished.values():
-            if job.status == QUEUED and not job.scale_set and not job.offered and (found := self.forge.set_of(job)):
-                job.scale_set, job.request = found.id, self.forge.next_id("request")
+            if job.status == QUEUED and not job.scale_set and not job.offered and (scale_set := self.forge.set_of(job)):
+                job.scale_set, job.request = scale_set.id, self.forge.next_id("request")
 
-    def give(self, one: ForgeSet) -> None:
+    def give(self, scale_set: ForgeSet) -> None:
         """Give a set as many waiting jobs as its capacity allows, the oldest first."""
         self._link()
         now, offers = self.forge.now(), self.forge.settings.offers
-        mine = [job for job in self.forge.unfinished.values() if job.scale_set == one.id and job.status == QUEUED]
-        known = sum(1 for job in mine if job.available and not job.assigned) if offers else 0
-        room = one.capacity - self.assigned(one) - known
+        mine = [job for job in self.forge.unfinished.values() if job.scale_set == scale_set.id and job.status == QUEUED]
+        offered = sum(1 for job in mine if job.available and not job.assigned) if offers else 0
+        room = scale_set.capacity - self.assigned(scale_set) - offered
         for job in mine:
             if job.assigned or (job.not_before and job.not_before > now):
                 continue
             if job.available and now - job.available >= OFFER_AGAIN and offers:
-                self._offer(one, job)
+                self._offer(scale_set, job)
             elif not job.available and room > 0:
                 room -= 1
                 if offers:
-                    self._offer(one, job)
+                    self._offer(scale_set, job)
                 else:
-                    self._assign(one, job)
+                    self._assign(scale_set, job)
 
-    def _offer(self, one: ForgeSet, job: ForgeJob) -> None:
+    def _offer(self, scale_set: ForgeSet, job: ForgeJob) -> None:
         job.available = self.forge.now()
-        url = f"{self._base(one)}{SETS}/{one.id}/acquirejobs"
-        self.forge.add_message(one, self._event(job, "JobAvailable", acquireJobUrl=url))
+        url = f"{self._base(scale_set)}{SETS}/{scale_set.id}/acquirejobs"
+        self.forge.add_message(scale_set, self._event(job, "JobAvailable", acquireJobUrl=url))
 
-    def _assign(self, one: ForgeSet, job: ForgeJob) -> None:
+    def _assign(self, scale_set: ForgeSet, job: ForgeJob) -> None:
         now, faults = self.forge.now(), self.forge.faults
         job.assigned, job.assignments = now, job.assignments + 1
         job.assigned_until = now + self.forge.settings.assignment
         if faults.strikes("assignment_lost", f"job {job.id}", now):
             job.assigned_until = now + timedelta(seconds=faults.cancel_s * faults.draw("assigned for", f"job {job.id}"))
-        self.forge.add_message(one, self._event(job, "JobAssigned"))
+        self.forge.add_message(scale_set, self._event(job, "JobAssigned"))
 
     def tick(self) -> None:
         """End sessions that nobody polls, and take back assignments that no runner took up."""
@@ -387,23 +398,27 @@ class ScaleSets:
 
     def _take_back(self, job: ForgeJob) -> None:
         """No runner has come for it: JobCompleted, canceled; and it is given again, later each time."""
-        now, one = self.forge.now(), self.forge.sets.get(job.scale_set)
-        if one:
-            self.forge.add_message(one, self._event(job, "JobCompleted", result="canceled", runnerId=0, runnerName=""))
+        now, scale_set = self.forge.now(), self.forge.sets.get(job.scale_set)
+        if scale_set:
+            self.forge.add_message(
+                scale_set, self._event(job, "JobCompleted", result="canceled", runnerId=0, runnerName="")
+            )
         times = min(job.assignments, self.forge.settings.reassignments)
         job.assigned = job.available = job.assigned_until = None
         job.not_before = now + timedelta(seconds=10 * times)
         job.request = self.forge.next_id("request")
 
     def _happened(self, job: ForgeJob, action: str) -> None:
-        one = self.forge.sets.get(job.scale_set)
-        if one is None or not job.assigned:
+        scale_set = self.forge.sets.get(job.scale_set)
+        if scale_set is None or not job.assigned:
             return
         runner = {"runnerId": job.runner if job.started else 0, "runnerName": job.runner_name}
         if action == IN_PROGRESS:
-            self.forge.add_message(one, self._event(job, "JobStarted", **runner))
+            self.forge.add_message(scale_set, self._event(job, "JobStarted", **runner))
         elif action == COMPLETED:
-            self.forge.add_message(one, self._event(job, "JobCompleted", result=RESULTS[job.conclusion], **runner))
+            self.forge.add_message(
+                scale_set, self._event(job, "JobCompleted", result=RESULTS[job.conclusion], **runner)
+            )
 
     def _event(self, job: ForgeJob, kind: str, **more: object) -> dict[str, object]:
         run = self.forge.runs[job.run]
@@ -429,11 +444,13 @@ class ScaleSets:
     # -- runners
 
     def _jit(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
-        one, name = self._set(place, parts["id"]), request.json().get("name")
+        scale_set, name = self._set(place, parts["id"]), request.json().get("name")
         if not isinstance(name, str) or not 0 < len(name) <= 64:
             raise ServiceRefusal(400, "ArgumentException", "a runner needs a name of at most 64 characters")
         try:
-            runner = new_runner(self.forge, name, one.owner, one.repository, one.labels, one.group, one.id)
+            runner = new_runner(
+                self.forge, name, scale_set.owner, scale_set.repository, scale_set.labels, scale_set.group, scale_set.id
+            )
         except ForgeRefusal as refusal:
             if refusal.answer.status == 409:
                 raise ServiceRefusal(409, "AgentExistsException", f"Agent {name} already exists.") from None
@@ -444,15 +461,15 @@ class ScaleSets:
         return [runner for runner in self.forge.runners.values() if (runner.repository or runner.owner) == place]
 
     def _agents(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
-        wanted = request.query.get("agentName", "").lower()
-        rows = [reference(one) for one in self._agents_at(place) if wanted in ("", one.name.lower())]
+        agent_name = request.query.get("agentName", "").lower()
+        rows = [reference(runner) for runner in self._agents_at(place) if agent_name in ("", runner.name.lower())]
         return ForgeAnswer(200, {"count": len(rows), "value": rows})
 
     def _agent_of(self, place: str, id: str) -> ForgeRunner:
-        found = next((one for one in self._agents_at(place) if str(one.id) == id), None)
-        if found is None or self.forge.faults.strikes("missing", f"runner {found.id}", self.forge.now()):
+        runner = next((runner for runner in self._agents_at(place) if str(runner.id) == id), None)
+        if runner is None or self.forge.faults.strikes("missing", f"runner {runner.id}", self.forge.now()):
             raise ServiceRefusal(404, "AgentNotFoundException", f"Agent {id[:20]} does not exist.")
-        return found
+        return runner
 
     def _agent(self, request: ForgeRequest, place: str, parts: dict[str, str]) -> ForgeAnswer:
         return ForgeAnswer(200, reference(self._agent_of(place, parts["agent"])))
@@ -466,8 +483,8 @@ class ScaleSets:
         return ForgeAnswer(204)
 
 
-def reference(one: ForgeRunner) -> Json:
-    return {"id": one.id, "name": one.name, "runnerScaleSetId": one.scale_set}
+def reference(runner: ForgeRunner) -> Json:
+    return {"id": runner.id, "name": runner.name, "runnerScaleSetId": runner.scale_set}
 
 
 def labels_of(body: Json) -> tuple[str, ...]:

@@ -145,11 +145,11 @@ class ForgeServer(ThreadingHTTPServer):
             self.standin.tick()
             with self.standin.forge.lock:
                 due = self.standin.hooks.take_due()
-            for hook, one in due:
-                self._senders.submit(self._send, hook, one)
+            for hook, delivery in due:
+                self._senders.submit(self._send, hook, delivery)
 
-    def _send(self, hook: ForgeHook, one: HookSending) -> None:
-        request = Request(hook.url, one.body, headers_of(hook, one), method="POST")
+    def _send(self, hook: ForgeHook, delivery: HookSending) -> None:
+        request = Request(hook.url, delivery.body, headers_of(hook, delivery), method="POST")
         status = 0
         try:
             with _OPENER.open(request, timeout=HOOK_TIMEOUT_S) as answer:
@@ -160,4 +160,4 @@ class ForgeServer(ThreadingHTTPServer):
         except (OSError, HTTPException):
             pass
         with self.standin.forge.lock:
-            self.standin.hooks.answered(one, status)
+            self.standin.hooks.answered(delivery, status)

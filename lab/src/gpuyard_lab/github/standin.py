@@ -66,10 +66,10 @@ class StandIn:
             self.closed = True
             self.forge.wake()
 
-    def wait(self, wanted: Callable[[], bool], longest_s: float) -> bool:
+    def wait(self, condition: Callable[[], bool], longest_s: float) -> bool:
         """Wait until something is true, at most so long; returns whether it is. Others work meanwhile."""
         deadline = time.monotonic() + longest_s
-        while not wanted():
+        while not condition():
             left = deadline - time.monotonic()
             if left <= 0 or self.closed:
                 return False
@@ -111,12 +111,12 @@ class StandIn:
         self._refuse_at_random(subject)
         principal = self.gate.require(request)
         headers = self.gate.limit(principal.subject)
-        found = ROUTES.find(request.method, path)
+        route = ROUTES.find(request.method, path)
         self._rest.principal = principal
         try:
-            if found is None:
+            if route is None:
                 raise ForgeRefusal(404, "Not Found")
-            handler, parts = found
+            handler, parts = route
             self._permitted(principal, request.method, path, parts)
             answer = handler(self._rest, replace(request, parts=parts))
         except ForgeRefusal as refusal:

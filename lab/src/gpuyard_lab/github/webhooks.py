@@ -20,15 +20,15 @@ def signature(secret: str, body: bytes) -> str:
     return "sha256=" + hmac.new(secret.encode(), body, sha256).hexdigest()
 
 
-def headers_of(hook: ForgeHook, one: HookSending) -> dict[str, str]:
+def headers_of(hook: ForgeHook, delivery: HookSending) -> dict[str, str]:
     """Return the headers that a delivery is sent with."""
     return {
         "Content-Type": "application/json",
         "User-Agent": "GitHub-Hookshot/0000000",
-        "X-GitHub-Event": one.event,
-        "X-GitHub-Delivery": one.guid,
+        "X-GitHub-Event": delivery.event,
+        "X-GitHub-Delivery": delivery.guid,
         "X-GitHub-Hook-ID": str(hook.id),
-        "X-Hub-Signature-256": signature(hook.secret, one.body),
+        "X-Hub-Signature-256": signature(hook.secret, delivery.body),
     }
 
 
@@ -57,47 +57,50 @@ class Webhooks:
         body = json.dumps(payloads.workflow_job(forge, job, action, bare=bare)).encode()
         repository = forge.repositories[job.repository.lower()]
         installation = forge.accounts[repository.owner.lower()].installation
-        one = HookSending(
+        delivery = HookSending(
             0, hook.id, forge.guid("delivery"), EVENT, action, body, now,
             repository_id=repository.id, installation_id=installation,
         )  # fmt: skip
         if action == COMPLETED and faults.strikes("hook_resent", subject, now):
             late = timedelta(seconds=faults.late_s * faults.draw("resent after", subject))
-            self._add(replace(one, guid=forge.guid("delivery"), due=now + late))
+            self._add(replace(delivery, guid=forge.guid("delivery"), due=now + late))
         if faults.strikes("hook_lost", subject, now):
             return
         if faults.strikes("hook_late", subject, now):
-            one.due = now + timedelta(seconds=faults.late_s * faults.draw("late by", subject))
+            delivery.due = now + timedelta(seconds=faults.late_s * faults.draw("late by", subject))
         elif faults.strikes("hook_reordered", subject, now):
-            one.due = now + timedelta(seconds=faults.reorder_s * faults.draw("reordered by", subject))
-        one.lost = faults.strikes("hook_failed", subject, now)
-        self._add(one)
-        if not one.lost and faults.strikes("hook_doubled", subject, now):
-            self._add(replace(one))
+            delivery.due = now + timedelta(seconds=faults.reorder_s * faults.draw("reordered by", subject))
+        delivery.lost = faults.strikes("hook_failed", subject, now)
+        self._add(delivery)
+        if not delivery.lost and faults.strikes("hook_doubled", subject, now):
+            self._add(replace(delivery))
 
-    def _add(self, one: HookSending) -> HookSending:
-        one.id = self.forge.next_id("sending")
-        self.forge.sendings[one.id] = self.forge.unsent[one.id] = one
+    def _add(self, delivery: HookSending) -> HookSending:
+        delivery.id = self.forge.next_id("sending")
+        self.forge.sendings[delivery.id] = self.forge.unsent[delivery.id] = delivery
         self.forge.wake()
-        return one
+        return delivery
 
-    def redeliver(self, one: HookSending) -> HookSending:
+    def redeliver(self, delivery: HookSending) -> HookSending:
         """Send a delivery again: the same GUID under another id."""
-        again = replace(one, due=self.forge.now(), redelivery=True, lost=False, sent=None, status_code=0)
+        again = replace(delivery, due=self.forge.now(), redelivery=True, lost=False, sent=None, status_code=0)
         return self._add(again)
 
     def take_due(self) -> list[tuple[ForgeHook, HookSending]]:
         """Take the deliveries to be sent now, in the order in which they are due, without those that get lost. The
         caller reports each outcome with ``answered``."""
         now = self.forge.now()
-        due = sorted((one for one in self.forge.unsent.values() if one.due <= now), key=lambda one: (one.due, one.id))
-        found = []
-        for one in due:
-            del self.forge.unsent[one.id]
-            one.sent = now
-            if not one.lost and one.hook in self.forge.hooks:
-                found.append((self.forge.hooks[one.hook], one))
-        return found
+        due = sorted(
+            (delivery for delivery in self.forge.unsent.values() if delivery.due <= now),
+            key=lambda delivery: (delivery.due, delivery.id),
+        )
+        taken = []
+        for delivery in due:
+            del self.forge.unsent[delivery.id]
+            delivery.sent = now
+            if not delivery.lost and delivery.hook in self.forge.hooks:
+                taken.append((self.forge.hooks[delivery.hook], delivery))
+        return taken
 
-    def answered(self, one: HookSending, status_code: int) -> None:
-        one.status_code = status_code
+    def answered(self, delivery: HookSending, status_code: int) -> None:
+        delivery.status_code = status_code

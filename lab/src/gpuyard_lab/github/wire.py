@@ -35,10 +35,10 @@ class ForgeRequest:
 
     def json(self) -> dict[str, Any]:
         """Return the body as an object. Raises ForgeRefusal (400) when it is none."""
-        found = self.value()
-        if not isinstance(found, dict):
+        body = self.value()
+        if not isinstance(body, dict):
             raise ForgeRefusal(400, "Body should be a JSON object")
-        return found
+        return body
 
     def value(self) -> Any:
         """Return the body as JSON, an empty object when there is none. Raises ForgeRefusal (400)."""

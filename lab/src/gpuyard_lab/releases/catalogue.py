@@ -69,8 +69,8 @@ def spoken(python: Version) -> str:
 def lab_release(name: str) -> LabRelease:
     """Return the release of a name. Raises LabSettingsError when a lab cannot run it."""
     if name not in LAB_RELEASES:
-        known = ", ".join([*LAB_RELEASES, OWN])
-        raise LabSettingsError(f"a lab cannot run release {name!r}; choose one of {known} with --release")
+        choices = ", ".join([*LAB_RELEASES, OWN])
+        raise LabSettingsError(f"a lab cannot run release {name!r}; choose one of {choices} with --release")
     return LAB_RELEASES[name]
 
 

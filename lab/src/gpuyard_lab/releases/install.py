@@ -42,14 +42,14 @@ def ensure_release(release: LabRelease, cache: Path, say: Say) -> Path:
     environment = environment_of(cache, release)
     base = _base_python(release)
     lock = release.lock.read_text(encoding="utf-8")
-    wanted = fingerprint(lock, base)
-    if _is_whole(environment, wanted):
+    expected = fingerprint(lock, base)
+    if _is_whole(environment, expected):
         return python_in(environment)
     _folder(cache)
     with _locked(cache / f"{release.name}.lock", say):
-        if not _is_whole(environment, wanted):
+        if not _is_whole(environment, expected):
             _install(release, environment, base, lock, say)
-            (environment / DONE).write_text(wanted)
+            (environment / DONE).write_text(expected)
     return python_in(environment)
 
 
@@ -94,8 +94,8 @@ def _base_python(release: LabRelease) -> str:
     if release.runs_on(ours):
         return sys._base_executable  # type: ignore[attr-defined,no-any-return]  # not the environment's link to it
     for name in names_of_python(release):
-        if found := shutil.which(name):
-            return found
+        if python := shutil.which(name):
+            return python
     age = "newer" if ours > release.newest_python else "older"
     raise LabSettingsError(
         f"OpenStack {release.name} runs on Python {release.pythons}, and this one, {spoken(ours)}, is {age}; "
@@ -103,10 +103,10 @@ def _base_python(release: LabRelease) -> str:
     )
 
 
-def _is_whole(environment: Path, wanted: str) -> bool:
+def _is_whole(environment: Path, expected: str) -> bool:
     """Return whether an environment has what is wanted, and its Python still runs."""
     try:
-        if (environment / DONE).read_text() != wanted:
+        if (environment / DONE).read_text() != expected:
             return False
         return subprocess.run([python_in(environment), "-c", ""], check=False, capture_output=True).returncode == 0
     except OSError:

@@ -60,8 +60,8 @@ class PlayedLibvirt:
     def device_lookup_by_name(self, name: str) -> NodeDevice:
         if name in self._makers:
             return NodeDevice(name, self._maker(name))
-        (found,) = (id for id, (maker, _) in self._made.items() if _mdev_name(id, maker) == name)
-        return NodeDevice(name, self._mdev(found))
+        (mdev_id,) = (id for id, (maker, _) in self._made.items() if _mdev_name(id, maker) == name)
+        return NodeDevice(name, self._mdev(mdev_id))
 
     def device_create(self, conf: Any) -> NodeDevice:
         id, kind = conf.mdev_information.uuid, conf.mdev_information.type
@@ -85,8 +85,8 @@ class PlayedLibvirt:
         if any(made != kind for made in card):
             return 0
         (able,) = (mdev_kind for mdev_kind in device.mdev_types if mdev_kind.name == kind)
-        here = sum(name == maker for name, _ in self._made.values())
-        return max(0, min(able.units - here, (able.most or able.units) - len(card)))
+        made_count = sum(name == maker for name, _ in self._made.values())
+        return max(0, min(able.units - made_count, (able.most or able.units) - len(card)))
 
     def _card(self, maker: str) -> str:
         device = self._makers[maker]

@@ -205,10 +205,10 @@ def _start_compute(lab: Lab, host: LabHost) -> Any:
     second = {"topic_alt": rpcapi.RPC_TOPIC_ALT} if hasattr(rpcapi, "RPC_TOPIC_ALT") else {}
     with options_in_force(nova.conf.CONF, file, options), _driver_for(lab, host):
         made = _start("nova-compute", rpcapi.RPC_TOPIC, **second, host=host.name)
-    wanted = [json.loads(value) for value in read_options(file).get(("pci", "device_spec"), [])]
+    configured = [json.loads(value) for value in read_options(file).get(("pci", "device_spec"), [])]
     taken = [spec.dev_spec_conf for spec in made.manager.rt.pci_tracker.dev_filter.specs]
-    if taken != wanted:
-        raise RuntimeError(f"{host.name}: nova-compute took the device_spec {taken}, its file has {wanted}")
+    if taken != configured:
+        raise RuntimeError(f"{host.name}: nova-compute took the device_spec {taken}, its file has {configured}")
     if "update_available_resource" in made.manager._periodic_spacing:
         raise RuntimeError(f"{host.name}: nova-compute updates its resources periodically: docs/adr/0006")
     return made

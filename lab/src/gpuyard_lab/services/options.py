@@ -54,10 +54,10 @@ def mdev_options(conf: Any, path: Path) -> set[tuple[str, str]]:
     """Return the options of each mdev type that an ini file names, which Nova knows only once it knows the types."""
     from nova.conf import devices
 
-    given = read_options(path).get(("devices", "enabled_mdev_types"), [""])[-1]
-    if not given:
+    mdev_types = read_options(path).get(("devices", "enabled_mdev_types"), [""])[-1]
+    if not mdev_types:
         return set()
-    conf.set_override("enabled_mdev_types", given, "devices")
+    conf.set_override("enabled_mdev_types", mdev_types, "devices")
     try:
         devices.register_dynamic_opts(conf)
         sections = [f"mdev_{kind}" for kind in conf.devices.enabled_mdev_types]

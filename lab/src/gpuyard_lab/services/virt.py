@@ -112,7 +112,7 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
 
     def update_provider_tree(self, provider_tree: Any, nodename: str, allocations: Any = None) -> None:
         """Report the inventory of the host itself; as in Nova's driver, with this host's ratios and reservations."""
-        known = provider_tree.data(nodename).inventory
+        current_inventory = provider_tree.data(nodename).inventory
         totals = {"VCPU": self.vcpus, "MEMORY_MB": self.memory_mb, "DISK_GB": self.local_gb}
         inventory = {
             name: {
@@ -120,7 +120,7 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
                 "min_unit": 1,
                 "max_unit": total,
                 "step_size": 1,
-                "allocation_ratio": self._ratio(name, known),
+                "allocation_ratio": self._ratio(name, current_inventory),
                 "reserved": self._reserved[name],
             }
             for name, total in totals.items()
@@ -135,11 +135,11 @@ class RecordedHostDriver(fake.FakeDriver):  # type: ignore[misc]
         up = f"{minutes // 1440} days, {minutes // 60 % 24}:{minutes % 60:02}"
         return f" {time.strftime('%H:%M:%S')} up {up},  0 users,  load average: 0.00, 0.00, 0.00"
 
-    def _ratio(self, name: str, known: dict[str, Any]) -> float:
+    def _ratio(self, name: str, inventory: dict[str, Any]) -> float:
         """Configured, or else what Placement has (an operator may have set it there), or else Nova's first value."""
         if self._ratios[name]:
             return float(self._ratios[name])
-        return float(known[name]["allocation_ratio"] if name in known else self._first_ratios[name])
+        return float(inventory[name]["allocation_ratio"] if name in inventory else self._first_ratios[name])
 
 
 def _mdev_driver(host: LabHost) -> Any:

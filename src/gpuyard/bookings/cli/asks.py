@@ -80,10 +80,10 @@ def edit_body(row: Mapping[str, Any], zone: ZoneInfo, now: datetime, **changes: 
 def extend_body(row: Mapping[str, Any], until: str, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
     """The body of extend: ``+...`` counts from the end as it is. Raises UsageError when that is not later."""
     end = datetime.fromisoformat(str(row["end"]))
-    wanted = parse_time(until, zone, now, end)
-    if wanted <= end:
+    new_end = parse_time(until, zone, now, end)
+    if new_end <= end:
         raise UsageError(f"{until!r} is not after its end, {show_api_time(row['end'], zone)}; 'edit' makes it shorter")
-    return {"end": iso_text(wanted)}
+    return {"end": iso_text(new_end)}
 
 
 def list_query(
@@ -159,15 +159,15 @@ def servers_of_maintenance(row: Mapping[str, Any], names: Sequence[str]) -> list
         raise UsageError(f"it is not known at the moment which servers are on {row['host']}; try again in a minute")
     if not names and not row["servers"]:
         raise UsageError(f"no server is on {row['host']}, so none needs to be allowed to go down")
-    found = []
+    server_ids = []
     for name in names:
-        ids = [one["id"] for one in row["servers"] if name in (one["id"], one["name"])]
+        ids = [server["id"] for server in row["servers"] if name in (server["id"], server["name"])]
         if len(ids) != 1:
             why = f"{len(ids)} servers are called {name}: name one by its id" if ids else f"no server is called {name}"
-            there = ", ".join(f"{one['name']} ({one['id']})" for one in row["servers"]) or "none"
-            raise UsageError(f"host {row['host']}: {why}; there are {there}")
-        found += ids
-    return found or [one["id"] for one in row["servers"]]
+            listing = ", ".join(f"{server['name']} ({server['id']})" for server in row["servers"]) or "none"
+            raise UsageError(f"host {row['host']}: {why}; there are {listing}")
+        server_ids += ids
+    return server_ids or [server["id"] for server in row["servers"]]
 
 
 def time_body(end: str, zone: ZoneInfo, now: datetime) -> dict[str, Any]:
@@ -203,10 +203,10 @@ def first_possible(ask: Mapping[str, Any], answer: Mapping[str, Any]) -> Mapping
     if answer["fits"]:
         return ask
     same = ("pool", "gpus", "same_group", "same_host", "gpu")
-    for one in answer.get("alternatives") or ():
-        other = one.get("ask") or {}
-        if all(other.get(name) == ask[name] for name in same) and _lasts(other) == _lasts(ask):
-            return dict(other)
+    for alternative in answer.get("alternatives") or ():
+        suggested_ask = alternative.get("ask") or {}
+        if all(suggested_ask.get(name) == ask[name] for name in same) and _lasts(suggested_ask) == _lasts(ask):
+            return dict(suggested_ask)
     return None
 
 

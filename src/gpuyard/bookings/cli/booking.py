@@ -142,12 +142,12 @@ def next_(
     where = zone_of(zone)
     ask = _body(BookingArguments(pool, start, f"+{lasting.lstrip('+')}", gpus, same_group, same_host, gpu), where)
     answer = client_of(cloud, url).check(ask)
-    found = first_possible(ask, answer)
-    if found is None:
+    possible_ask = first_possible(ask, answer)
+    if possible_ask is None:
         print(*_why_not(answer, where), sep="\n")
         raise typer.Exit(DOES_NOT_FIT)
-    times = {name: show_api_time(found[name], where) for name in ("start", "end")}
-    print_one({**times, "command": command(found, PROGRAM, where)}, format_, columns)
+    times = {name: show_api_time(possible_ask[name], where) for name in ("start", "end")}
+    print_one({**times, "command": command(possible_ask, PROGRAM, where)}, format_, columns)
 
 
 def _body(words: BookingArguments, zone: ZoneInfo) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _check(client: Client, words: BookingArguments, zone: ZoneInfo) -> None:
 def _why_not(answer: Mapping[str, Any], zone: ZoneInfo) -> list[str]:
     from gpuyard.bookings.cli.asks import suggestions
 
-    reasons = [f"  - {one['text']}" for one in answer["reasons"]]
+    reasons = [f"  - {reason['text']}" for reason in answer["reasons"]]
     return ["It does not fit:", *reasons, *suggestions(answer.get("alternatives"), PROGRAM, zone)]
 
 
@@ -210,7 +210,7 @@ def list_(
         pool=pool,
         project=project,
         user=user,
-        states=[one.value for one in state or ()],
+        states=[booking_state.value for booking_state in state or ()],
     )
     rows = client_of(cloud, url).bookings(**query)
     print_list([booking_row(row, where) for row in rows], BOOKINGS, format_, columns)

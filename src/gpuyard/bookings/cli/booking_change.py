@@ -63,7 +63,7 @@ def edit(
     wishes = {"start": start, "end": end, "gpus": gpus, "gpu": gpu, "comment": comment}
     wishes |= {"same_group": same_group, "same_host": same_host}
     body = edit_body(row, where, datetime.now(UTC), **wishes)
-    flags = {name: True for name, wanted in (("override", override), ("series", series)) if wanted}
+    flags = {name: True for name, enabled in (("override", override), ("series", series)) if enabled}
     with suggesting(where):
         changed = client.edit(booking, {**body, **flags}, etag)
     print_bookings([changed], where, format_, columns)

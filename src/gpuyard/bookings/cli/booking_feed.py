@@ -39,8 +39,8 @@ def create(
     scope = Scope.POOL if pool else Scope.GPU if gpu else Scope.USER
     client = client_of(cloud, url)
     made = client.create_feed(scope.value, pool or gpu, days)
-    found = str(made.get("url") or made.get("path") or "")
-    print(found if found.startswith("http") else f"{client.url}{found}")
+    address = str(made.get("url") or made.get("path") or "")
+    print(address if address.startswith("http") else f"{client.url}{address}")
 
 
 @app.command("list")

@@ -105,7 +105,7 @@ class CheckBooking(GpuCommand, command.Command):
         zone = self.zone(parsed_args)
         answer = self.client().check(ask_body(_words(parsed_args), zone, datetime.now(UTC)))
         if not answer["fits"]:
-            reasons = [f"  - {one['text']}" for one in answer["reasons"]]
+            reasons = [f"  - {reason['text']}" for reason in answer["reasons"]]
             raise BlockedError("\n".join(["it does not fit:", *reasons, *_alternatives(answer, zone)]))
         self.app.stdout.write("It fits.\n")
 

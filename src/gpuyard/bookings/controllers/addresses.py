@@ -25,8 +25,8 @@ class Addresses:
         """Return a user's address; empty when neither Keystone nor a booking of theirs in the pool has one. Raises
         CloudError."""
         now = self._now()
-        asked, email = self._known.get(user_id, (now - FRESH, ""))
-        if now - asked >= FRESH:
+        asked_at, email = self._known.get(user_id, (now - FRESH, ""))
+        if now - asked_at >= FRESH:
             email = self._ask(user_id)
             self._known[user_id] = (now, email)
         bookings = () if email else self._ledger.find(Query(pool=pool, user_id=user_id))

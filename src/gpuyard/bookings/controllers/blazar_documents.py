@@ -47,7 +47,7 @@ class LeaseWords:
             "affinity": None,
             "allocations": self._allocations(booking),
         }
-        found = {
+        document = {
             "id": booking.id,
             "name": f"gpuyard {ask.pool} {booking.id}",
             "user_id": booking.user_id,
@@ -58,7 +58,7 @@ class LeaseWords:
             "reservations": [reservation],
         }
         resources = {"resource_requests": {self.classes[ask.pool]: ask.gpus}} if ask.pool in self.classes else {}
-        return {**found, **resources}
+        return {**document, **resources}
 
     def _context(self, booking: Booking) -> dict[str, str]:
         return {

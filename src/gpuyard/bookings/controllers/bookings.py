@@ -173,7 +173,7 @@ class BookingController:
             run = _Run(RunProblems(self._known))
             with run.problems.apart("the clock of bookings", TurnLostError):
                 self._upkeep.advance()
-            asked = self._steady()
+            began = self._steady()
             snapshot = self._taker.take(self._now())
             projects = self._enforcer.projects()
             self._limits = None
@@ -183,7 +183,7 @@ class BookingController:
                 with run.problems.apart(f"pool {pool}", TurnLostError):
                     views[pool] = self._view(pool, snapshot, projects, back)
             self._views = views
-            self._show(snapshot, asked, views)
+            self._show(snapshot, began, views)
             with run.problems.apart("what is wrong with GPUs", TurnLostError):
                 self._tell_troubles(views, snapshot)
             heard = self._heard(views, snapshot, run)
@@ -212,9 +212,9 @@ class BookingController:
         now, back = self._now(), self._kept_back()
         snapshot, projects = self._taker.take(now), self._enforcer.projects()
         views = [self._view(pool, snapshot, projects, back) for pool in self._ledger.book.pools]
-        kept = {lane: why for view in views for lane, why in kept_lanes(view, now, view.memory.opened).items()}
+        hold_reasons = {lane: why for view in views for lane, why in kept_lanes(view, now, view.memory.opened).items()}
         wrong = {lane: why for view in views for lane, why in view.kept_back.items()}
-        return ledger_words(self._compiled.gpus, self._ledger.lanes(), self._bookings_now(), kept, wrong)
+        return ledger_words(self._compiled.gpus, self._ledger.lanes(), self._bookings_now(), hold_reasons, wrong)
 
     def _keep(self, view: PoolView, snapshot: Snapshot, run: _Run) -> None:
         """All that there is to do about a pool."""
@@ -231,7 +231,7 @@ class BookingController:
         run.waits += plan.waits
         run.kept |= plan.kept
         run.ready |= plan.ready
-        run.usable |= {one.id: one.id in plan.usable for one in running(view.bookings)}
+        run.usable |= {booking.id: booking.id in plan.usable for booking in running(view.bookings)}
         run.again += [plan.again] if plan.again else []
         self.cases.look(lambda: self._with_bookings(view), snapshot.taken_at)
 
@@ -255,7 +255,7 @@ class BookingController:
                 run.kept |= kept_lanes(view, self._now(), view.memory.opened)
         return heard
 
-    def _show(self, snapshot: Snapshot, asked: float, views: Mapping[str, PoolView]) -> None:
+    def _show(self, snapshot: Snapshot, began: float, views: Mapping[str, PoolView]) -> None:
         """To others, who need not look again. What was remembered of holds was read after the look, and none came off
         in between: so a GPU that is reserved and not ours is so by somebody else."""
         if len(views) == len(self._ledger.book.pools):
@@ -264,7 +264,7 @@ class BookingController:
             lanes = lanes_of(lane for view in views.values() for lane in view.lanes.values())
             drawn = {server: self.bookings_of(server) for server in snapshot.servers}
             words = self._words if self._ran else None
-            self.sight = CloudObservation(snapshot, ours, LedgerSeen(bookings, drawn, lanes), words, asked)
+            self.sight = CloudObservation(snapshot, ours, LedgerSeen(bookings, drawn, lanes), words, began)
             self.observed("the cloud was looked at")
 
     def _view(
@@ -318,18 +318,18 @@ class BookingController:
         pools = {
             pool for name in runner_flavors(self._compiled.site) for pool in self._compiled.site.flavors[name].gpus
         }
-        there = sum(lane.size for lane in lanes if lane.pool in pools)
-        return {projects[runners.project]: min(there, runners.most or there)} if there else {}
+        gpu_count = sum(lane.size for lane in lanes if lane.pool in pools)
+        return {projects[runners.project]: min(gpu_count, runners.most or gpu_count)} if gpu_count else {}
 
     def _holders(self, view: PoolView, snapshot: Snapshot) -> Iterable[Holder]:
         """Servers of the pool, and those of which it cannot be told yet."""
         lane_of = {name: lane for lane, names in view.providers.items() for name in names}
-        held: dict[str, list[str]] = {}
+        providers_by_consumer: dict[str, list[str]] = {}
         for name, consumer in snapshot.holders.items():
             if name in lane_of:
-                held.setdefault(consumer, []).append(name)
+                providers_by_consumer.setdefault(consumer, []).append(name)
         for server in snapshot.servers.values():
-            names = held.get(server.id, [])
+            names = providers_by_consumer.get(server.id, [])
             pool = self._sightings.pool_of(server.flavor)
             coming = self._sightings.on_its_way(server, bool(names), snapshot.taken_at)
             if names or (coming and pool in ("", view.pool)):
@@ -361,12 +361,12 @@ class BookingController:
         return replace(view, bookings=tuple(near))
 
     def _find(self, query: Query) -> list[Booking]:
-        found: list[Booking] = []
+        bookings: list[Booking] = []
         while True:
-            page = self._ledger.find(query, PAGE, found[-1].id if found else "")
-            found += page
+            page = self._ledger.find(query, PAGE, bookings[-1].id if bookings else "")
+            bookings += page
             if len(page) < PAGE:
-                return found
+                return bookings
 
     def _bookings_now(self) -> list[Booking]:
         return self._find(Query(states=TAKES_LANES, end=self._now() + AHEAD))
@@ -449,10 +449,10 @@ class BookingController:
         for view in self._views.values():
             self._hold_now(replace(view, kept_back=lanes_back(view.lanes.values(), back)), sight.snapshot)
         # No booking, offer or lease is put there any more, before the next look at the cloud.
-        known = {lane.id: lane.trouble for lane in self._ledger.lanes() if lane.trouble}
+        troubles = {lane.id: lane.trouble for lane in self._ledger.lanes() if lane.trouble}
         bad = lanes_back((lane for view in self._views.values() for lane in view.lanes.values()), back)
-        if bad.keys() - known.keys():
-            self._upkeep.set_troubles(known | bad)
+        if bad.keys() - troubles.keys():
+            self._upkeep.set_troubles(troubles | bad)
 
     def _hold_now(self, view: PoolView, snapshot: Snapshot) -> None:
         """All lanes of a pool that are kept back and were not held before."""
@@ -479,9 +479,11 @@ class BookingController:
         return Controls(resources, limits, self._look(snapshot, unclear(view, now)), once)
 
     def _look(self, snapshot: Snapshot, names: Iterable[str]) -> dict[str, SeenProvider]:
-        known = snapshot.providers
-        wanted = {n: (known[n].id, self._classes[n]) for n in sorted(names) if n in known and n in self._classes}
-        return self._enforcer.look(wanted)
+        providers = snapshot.providers
+        requested = {
+            n: (providers[n].id, self._classes[n]) for n in sorted(names) if n in providers and n in self._classes
+        }
+        return self._enforcer.look(requested)
 
     def _require_same_health(self, view: PoolView) -> None:
         """Return whether a GPU has gone bad since a plan was made: it is held before anybody is let in. Raises
@@ -499,7 +501,7 @@ class BookingController:
         """In order, and none after one that fails. `words`: what was remembered when they were planned.
         `before_letting_in`: is called before each step after which somebody could start a server. Returns projects that
         Keystone does not know (any more): they keep nobody else from theirs."""
-        known: dict[str, str | None] = dict(words)
+        remembered: dict[str, str | None] = dict(words)
         gone: set[str] = set()
         for step in steps:
             self._require_turn()
@@ -507,9 +509,9 @@ class BookingController:
                 before_letting_in()
             LOG.info("pool %s: %s (%s)", step.pool, step, step.reason)
             if isinstance(step, Remember):
-                if not self._upkeep.records.swap_value(step.pool, step.word, known.get(step.word), step.text):
+                if not self._upkeep.records.swap_value(step.pool, step.word, remembered.get(step.word), step.text):
                     raise OvertakenError(f"another process has written down other {step.word}")
-                known[step.word] = step.text
+                remembered[step.word] = step.text
             elif isinstance(step, SetLimit):
                 gone |= self._set_limit(step)
             else:
@@ -540,14 +542,14 @@ class BookingController:
 
 def lanes_back(lanes: Iterable[Lane], back: Mapping[tuple[str, str], str]) -> dict[int, str]:
     """Return the lanes whose GPUs are kept back, each with why, and which GPU it is where not all are alike."""
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for lane in lanes:
         wrong = [(address, back[lane.host, address]) for address in lane.addresses if (lane.host, address) in back]
         if wrong:
             words = {why for _, why in wrong}
             alike = len(wrong) == lane.size and len(words) == 1
-            found[lane.id] = "; ".join(words if alike else [f"{address} is {why}" for address, why in wrong])
-    return found
+            reasons[lane.id] = "; ".join(words if alike else [f"{address} is {why}" for address, why in wrong])
+    return reasons
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,9 @@ class Enforcer:
         """Return (project's id, resource) -> limit: all that projects have of their own."""
         service, region = self._catalogue()
         rows = self._api.get("identity", "/limits", service_id=service)["limits"]
-        wanted = set(resources)
+        names = set(resources)
         mine = [
-            row for row in rows if row["resource_name"] in wanted and row["region_id"] == region and row["project_id"]
+            row for row in rows if row["resource_name"] in names and row["region_id"] == region and row["project_id"]
         ]
         self._limit_ids = {(row["project_id"], row["resource_name"]): row["id"] for row in mine}
         return {(row["project_id"], row["resource_name"]): row["resource_limit"] for row in mine}
@@ -88,18 +88,18 @@ class Enforcer:
     def _set_limit(self, project: str, resource: str, value: int) -> None:
         """A limit of 0 is none: the registered one, which is 0, holds then. (Keystone takes an update to 0, answers
         200 and keeps the old number.)"""
-        known = self._limit_ids.get((project, resource))
+        limit_id = self._limit_ids.get((project, resource))
         try:
             if value == 0:
-                if known is not None:
-                    self._api.request("DELETE", "identity", f"/limits/{known}")
-            elif known is not None:
+                if limit_id is not None:
+                    self._api.request("DELETE", "identity", f"/limits/{limit_id}")
+            elif limit_id is not None:
                 body = {"limit": {"resource_limit": value, "description": self._mark}}
-                self._api.request("PATCH", "identity", f"/limits/{known}", body)
+                self._api.request("PATCH", "identity", f"/limits/{limit_id}", body)
             else:
                 self._api.request("POST", "identity", "/limits", {"limits": [self._row(project, resource, value)]})
         except CloudError as error:
-            if error.status == CONFLICT or (error.status == NOT_FOUND and known is not None):
+            if error.status == CONFLICT or (error.status == NOT_FOUND and limit_id is not None):
                 raise OvertakenError(str(error), error.status) from None
             raise
 
@@ -125,8 +125,8 @@ class Enforcer:
         """Read how providers are: takes name -> (id, resource class), and returns name -> what is reserved. Providers
         that are gone are left out, and units that cannot be held now, because all of their device are taken."""
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="look") as pool:
-            found = pool.map(carried(self._seen), providers, providers.values())
-            return {name: seen for name, seen in zip(providers, found, strict=True) if seen is not None}
+            observed = pool.map(carried(self._seen), providers, providers.values())
+            return {name: provider for name, provider in zip(providers, observed, strict=True) if provider is not None}
 
     def is_given_on_as_it_is(self, provider: str) -> bool:
         """Return whether nobody has the device of a provider (its id), and Nova does not reserve it when somebody gets

@@ -90,7 +90,7 @@ class EnforcementClient:
                 raise TimeoutError
             connection.request("POST", f"{self._path}/{path}", body, self._headers())
             answer = connection.getresponse()
-            found = answer.status, answer.read(LONGEST_ANSWER)
+            reply = answer.status, answer.read(LONGEST_ANSWER)
         except (OSError, http.client.HTTPException, ValueError) as error:
             slow = late.is_set() or isinstance(error, TimeoutError)
             why = f"no answer in {timeout} s" if slow else printable(str(error) or type(error).__name__)[:200]
@@ -100,7 +100,7 @@ class EnforcementClient:
             connection.close()
         if late.is_set():  # what was cut off may look like an answer
             raise OutageError(f"{self.host}: no whole answer in {timeout} s")
-        return found
+        return reply
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         if self._secure:
@@ -146,8 +146,8 @@ def _reason(body: bytes) -> str:
         document = json.loads(body)
     except (ValueError, RecursionError):
         document = None
-    said = document if isinstance(document, dict) else {}
+    fields = document if isinstance(document, dict) else {}
     for key in ("message", "error", "detail"):
-        if isinstance(said.get(key), str) and said[key].strip():
-            return printable(said[key].strip()[:WORDS])
+        if isinstance(fields.get(key), str) and fields[key].strip():
+            return printable(fields[key].strip()[:WORDS])
     return "it gave no reason"

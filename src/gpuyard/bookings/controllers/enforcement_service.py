@@ -71,8 +71,8 @@ class TakingBack:
     @classmethod
     def read(cls, text: str) -> TakingBack:
         data = json.loads(text)
-        wanted = tuple(data["wanted"]) if data["wanted"] else None
-        return cls(**{**data, "at": datetime.fromisoformat(data["at"]), "wanted": wanted})
+        desired = tuple(data["wanted"]) if data["wanted"] else None
+        return cls(**{**data, "at": datetime.fromisoformat(data["at"]), "wanted": desired})
 
 
 class EnforcementService:
@@ -296,7 +296,7 @@ def lease_words(compiled: CompiledSite, ledger: Ledger, rules: ExternalEnforceme
     """Return what documents need of a site: the smallest flavor of each pool, and for coral-credits its resource
     class."""
     flavors: dict[str, str] = {}
-    for flavor in sorted(compiled.flavors, key=lambda one: (one.gpus, one.name), reverse=True):
+    for flavor in sorted(compiled.flavors, key=lambda candidate: (candidate.gpus, candidate.name), reverse=True):
         if flavor.pool and not flavor.variant_of:
             flavors[flavor.pool] = flavor.name
     classes: dict[str, str] = {}

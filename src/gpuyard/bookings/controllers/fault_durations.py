@@ -48,16 +48,16 @@ class FaultDurations:
     def troubles(self, lanes: Iterable[Lane], snapshot: Snapshot, ours: Collection[str]) -> dict[int, str]:
         """Return lane -> what is lastingly wrong with it. `ours`: providers that are reserved by enforcement itself."""
         statuses = {(s.gpu.host, s.gpu.address): s for s in gpu_statuses(self._gpus, snapshot)}
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         at_once: set[int] = set()
         for lane in lanes:
             service = snapshot.services.get(lane.host)
             if service is not None and service.silent:  # nothing is known, not even that all is well
                 if lane.trouble:
-                    found[lane.id] = lane.trouble
+                    reasons[lane.id] = lane.trouble
                 continue
             if service is not None and not service.up:  # Nova has waited for it for a minute
-                found[lane.id] = f"nova-compute on {lane.host} is down"
+                reasons[lane.id] = f"nova-compute on {lane.host} is down"
                 at_once.add(lane.id)
                 continue
             for address in lane.addresses:
@@ -65,14 +65,14 @@ class FaultDurations:
                 if status is None or (status.state is GpuState.HELD and status.gpu.provider_name in ours):
                     continue
                 if status.state in (GpuState.LOST, GpuState.BLOCKED, GpuState.HELD):
-                    found.setdefault(lane.id, f"{lane.host}/{address}: {status.reason}")
+                    reasons.setdefault(lane.id, f"{lane.host}/{address}: {status.reason}")
                     # No server is made there before the host is given back, so no booking waits for PATIENCE on it.
                     if status.state is GpuState.BLOCKED and service is not None and is_closed_by_gpuyard(service):
                         at_once.add(lane.id)
         now = snapshot.taken_at
-        self._since = {lane: min(self._since.get(lane, now), now) for lane in found}  # the clock may go back
-        known = at_once | {lane.id for lane in lanes if lane.trouble}
-        return {lane: why for lane, why in found.items() if lane in known or now - self._since[lane] >= PATIENCE}
+        self._since = {lane: min(self._since.get(lane, now), now) for lane in reasons}  # the clock may go back
+        immediate = at_once | {lane.id for lane in lanes if lane.trouble}
+        return {lane: why for lane, why in reasons.items() if lane in immediate or now - self._since[lane] >= PATIENCE}
 
 
 def is_closed_by_gpuyard(service: HostService) -> bool:

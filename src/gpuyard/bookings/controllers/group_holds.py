@@ -85,11 +85,11 @@ class GroupHolds:
     def _place(self, lease: Booking) -> None:
         pool, names = lease.ask.pool, self._providers(lease)
         words = self.ledger.upkeep.records.values(pool)
-        ids, seen = self._seen(names)
-        free = {name: one for name, one in seen.items() if not one.reserved}
+        ids, state = self._seen(names)
+        free = {name: provider for name, provider in state.items() if not provider.reserved}
         if not free:
             return
-        after = {**read_memory(words).holds, **{name: one.generation + 1 for name, one in free.items()}}
+        after = {**read_memory(words).holds, **{name: provider.generation + 1 for name, provider in free.items()}}
         self._remember(pool, "holds", words, holds_text(after))
         for name in (name for name in names if name in free):
             step = PlaceHold(pool, name, free[name].generation, f"leased for server {lease.server}")
@@ -99,12 +99,12 @@ class GroupHolds:
         pool, names = lease.ask.pool, self._providers(lease)
         records = self.ledger.upkeep.records
         words = records.values(pool)
-        current = {one.id for one in self.ledger.leases.current()}
+        current = {booking.id for booking in self.ledger.leases.current()}
         self._remember(pool, "lifted", words, lifted_text(read_memory(words).lifted & current | {lease.id}))
         remembered = read_memory(records.values(pool)).holds
-        ids, seen = self._seen(name for name in names if name in remembered)
-        for name in (name for name in reversed(names) if name in seen):  # or the leader would be had without its peers
-            step = ReleaseHold(pool, name, seen[name].generation, f"server {lease.server} is about to start there")
+        ids, state = self._seen(name for name in names if name in remembered)
+        for name in (name for name in reversed(names) if name in state):  # or the leader would be had without its peers
+            step = ReleaseHold(pool, name, state[name].generation, f"server {lease.server} is about to start there")
             self.enforcer.carry_out(step, ids[name])
 
     def _providers(self, lease: Booking) -> list[str]:

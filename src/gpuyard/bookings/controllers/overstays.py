@@ -122,14 +122,14 @@ class OverstayController:
 
     def _ended(self, view: PoolView) -> dict[tuple[str, str], datetime]:
         """When bookings that those who have servers without one could use were over last."""
-        found: dict[tuple[str, str], datetime] = {}
+        ended: dict[tuple[str, str], datetime] = {}
         for holder in view.matches.unbooked:
             owner = (holder.user_id, holder.project_id)
             query = Query(pool=view.pool, project_id=holder.project_id, states=OVER, start=holder.created)
             for booking in self._ledger.find(query):
                 if may_use(holder, booking):
-                    found[owner] = max(booking.ask.end, found.get(owner, booking.ask.end))
-        return found
+                    ended[owner] = max(booking.ask.end, ended.get(owner, booking.ask.end))
+        return ended
 
     def _open(self, step: CaseStep) -> None:
         self._records.put_case(step.case)
@@ -155,9 +155,9 @@ class OverstayController:
             return
         # Written first: should this process be killed in the call, it is known who has taken the GPU back.
         self._records.put_case(case)
-        said = self._reclaimer.act(case, still)
-        if said:
-            self._note(case, f"server.{case.action.value}", said)
+        outcome = self._reclaimer.act(case, still)
+        if outcome:
+            self._note(case, f"server.{case.action.value}", outcome)
 
     def _finish(self, step: CaseStep) -> None:
         case = step.case

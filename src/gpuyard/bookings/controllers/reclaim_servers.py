@@ -124,8 +124,8 @@ class Reclaimer:
     def _snapshots(self, case: Overstay) -> list[dict[str, Any]]:
         """Images that we had Nova make of the case's server since it was warned. One of a server that was made of such
         an image has inherited what it says, and has another name."""
-        found = images_of_ours(self._api, **{KEY: _said_of(case)})
-        return [image for image in found if str(image["name"]).endswith(case.server_id)]
+        images = images_of_ours(self._api, **{KEY: _said_of(case)})
+        return [image for image in images if str(image["name"]).endswith(case.server_id)]
 
     def _try(self, method: str, path: str, body: dict[str, Any] | None, *allowed: int) -> bool:
         try:
@@ -150,12 +150,12 @@ def _said_of(case: Overstay) -> str:
     return f"{case.server_id} {int((case.warned or case.seen).timestamp())}"
 
 
-def images_of_ours(api: CloudApi, **wanted: str) -> list[dict[str, Any]]:
+def images_of_ours(api: CloudApi, **properties: str) -> list[dict[str, Any]]:
     """Return images with these properties that are our project's, as are those that Nova makes for us. An admin is
     shown those of all projects, and their names and properties are whatever anybody wants."""
     if api.project is None:
         return []
-    return list(api.get("image", "/images", owner=api.project, limit=PAGE, **wanted)["images"])
+    return list(api.get("image", "/images", owner=api.project, limit=PAGE, **properties)["images"])
 
 
 def _give(api: CloudApi, image: dict[str, Any], project: str) -> None:

@@ -28,11 +28,11 @@ def open_ledger(compiled: CompiledSite, url: str, now: Callable[[], datetime]) -
 def default_database(site: str, environment: Mapping[str, str]) -> str:
     """Return the URL of an SQLite file: where systemd keeps the state of a service, or else in the user's own folder
     for such things."""
-    given = environment.get("STATE_DIRECTORY", "").partition(":")[0]
+    state_directory = environment.get("STATE_DIRECTORY", "").partition(":")[0]
     home = environment.get("XDG_STATE_HOME") or str(
         Path(environment.get("HOME", "~")).expanduser() / ".local" / "state"
     )
-    folder = Path(given) if given else Path(home) / "gpuyard"
+    folder = Path(state_directory) if state_directory else Path(home) / "gpuyard"
     return f"sqlite:///{folder.absolute() / f'{site}.db'}"
 
 
@@ -79,6 +79,6 @@ def site_lanes(gpus: Sequence[Gpu]) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(pool, host, tuple(addresses)) for (pool, host, _), addresses in slots.items()]
 
 
-def database_url(given: str, site: str, environment: Mapping[str, str]) -> str:
+def database_url(url: str, site: str, environment: Mapping[str, str]) -> str:
     """Return the URL of a site's database: the given one, or one in the state folder."""
-    return given or default_database(site, environment)
+    return url or default_database(site, environment)

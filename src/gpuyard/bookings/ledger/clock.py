@@ -73,15 +73,15 @@ def too_long(booking: Booking, rules: Rules, now: datetime) -> bool:
 
 def shorten_windows(transaction: PoolTransaction) -> int:
     """Let no window be longer than the rules give, whatever the clock was when it was asked for. Returns how many."""
-    found = [
-        one
-        for one in transaction.look.ending(transaction.now + LONGEST_REMINDER)
-        if too_long(one, _rules(transaction, one), transaction.now)
+    bookings = [
+        booking
+        for booking in transaction.look.ending(transaction.now + LONGEST_REMINDER)
+        if too_long(booking, _rules(transaction, booking), transaction.now)
     ]
-    for booking in found:
+    for booking in bookings:
         saved = transaction.save(replace(booking, open_until=transaction.now + _rules(transaction, booking).window))[0]
         transaction.note(GPUYARD, "booking.window", saved, "its window would have been longer than the rules give")
-    return len(found)
+    return len(bookings)
 
 
 def remind(transaction: PoolTransaction) -> None:

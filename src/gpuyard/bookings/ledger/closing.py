@@ -69,26 +69,26 @@ class Closings:
         free."""
         for pool in self._pools(closing.host):
             with self._transactions.look(pool) as transaction:
-                seen = (closing, closing.start <= transaction.now, transaction.look.generation)
-            if self._seen.get((closing.id, pool)) != seen:
+                fingerprint = (closing, closing.start <= transaction.now, transaction.look.generation)
+            if self._seen.get((closing.id, pool)) != fingerprint:
                 self._transactions.run(pool, partial(_close, closing, self._new_id))
-                self._seen[closing.id, pool] = seen  # what was written now is looked at once more
+                self._seen[closing.id, pool] = fingerprint  # what was written now is looked at once more
 
     def open(self, id: str, why: str) -> None:
         """End what is left of its holds."""
-        found = self._store.find(Query(series=id, kinds=frozenset({BookingKind.HOLD}), states=TAKES_LANES), MOST_HOLDS)
-        for pool in sorted({one.ask.pool for one in found}):
-            self._transactions.run(pool, partial(_open, [one.id for one in found if one.ask.pool == pool], why))
-        self._seen = {key: seen for key, seen in self._seen.items() if key[0] != id}
+        holds = self._store.find(Query(series=id, kinds=frozenset({BookingKind.HOLD}), states=TAKES_LANES), MOST_HOLDS)
+        for pool in sorted({hold.ask.pool for hold in holds}):
+            self._transactions.run(pool, partial(_open, [hold.id for hold in holds if hold.ask.pool == pool], why))
+        self._seen = {key: fingerprint for key, fingerprint in self._seen.items() if key[0] != id}
 
     def in_the_way(self, closing: Closing) -> list[Booking]:
         """Return bookings and leases that keep a lane of the host in its time: those that have begun, or cannot be
         elsewhere. By start."""
-        found: dict[str, Booking] = {}
+        bookings: dict[str, Booking] = {}
         for pool in self._pools(closing.host):
             with self._transactions.look(pool) as transaction:
-                found |= _booked(transaction, [lane.id for lane in _lanes(transaction, closing)], closing)
-        return sorted(found.values(), key=lambda one: (one.ask.start, one.id))
+                bookings |= _booked(transaction, [lane.id for lane in _lanes(transaction, closing)], closing)
+        return sorted(bookings.values(), key=lambda booking: (booking.ask.start, booking.id))
 
     def forecast(self, closing: Closing) -> ClosingForecast:
         """Return what closing the host would do to bookings. It is closed in transactions that are undone, so the
@@ -105,9 +105,11 @@ class Closings:
                     raise _Undone
             except _Undone:
                 pass
-        stays = sorted(after.values(), key=lambda one: (one.ask.start, one.id))
-        moves = [one for one in before.values() if one.id not in after and one.kind is BookingKind.BOOKING]
-        return ClosingForecast(tuple(sorted(moves, key=lambda one: (one.ask.start, one.id))), tuple(stays))
+        stays = sorted(after.values(), key=lambda booking: (booking.ask.start, booking.id))
+        moves = [
+            booking for booking in before.values() if booking.id not in after and booking.kind is BookingKind.BOOKING
+        ]
+        return ClosingForecast(tuple(sorted(moves, key=lambda booking: (booking.ask.start, booking.id))), tuple(stays))
 
     def _pools(self, host: str) -> list[str]:
         return sorted({lane.pool for lane in self._store.lanes() if lane.host == host and lane.trouble != GONE})
@@ -120,8 +122,8 @@ def _lanes(transaction: PoolTransaction, closing: Closing) -> list[Lane]:
 def _booked(transaction: PoolTransaction, lanes: list[int], closing: Closing) -> dict[str, Booking]:
     """Bookings and leases on lanes in its time, by id."""
     start = max(closing.start, transaction.now)
-    here = transaction.look.on_lanes(lanes, start, closing.end) if lanes and start < closing.end else []
-    return {one.id: one for one in here if one.kind is not BookingKind.HOLD}
+    bookings = transaction.look.on_lanes(lanes, start, closing.end) if lanes and start < closing.end else []
+    return {booking.id: booking for booking in bookings if booking.kind is not BookingKind.HOLD}
 
 
 def _close(closing: Closing, new_id: Callable[[], str], transaction: PoolTransaction) -> None:
@@ -130,8 +132,8 @@ def _close(closing: Closing, new_id: Callable[[], str], transaction: PoolTransac
         return
     for lane in lanes:
         transaction.leave_out(lane.id)
-    for one in transaction.look.on_lanes([lane.id for lane in lanes], start, closing.end):
-        booking = transaction.look.get(one.id)  # one before it may have moved it to make room
+    for candidate in transaction.look.on_lanes([lane.id for lane in lanes], start, closing.end):
+        booking = transaction.look.get(candidate.id)  # one before it may have moved it to make room
         if booking is None or booking.state not in TAKES_LANES:
             continue
         if booking.yields and closing.start <= transaction.now:
@@ -167,13 +169,13 @@ def _hold(
     transaction: PoolTransaction, lane: Lane, time: Interval, closing: Closing, new_id: Callable[[], str]
 ) -> None:
     """Make the holds of a lane what they are to be."""
-    taken = [one for one in transaction.look.on_lanes([lane.id], time[0]) if one.state in TAKES_LANES]
-    own = [one for one in taken if one.series == closing.id and one.kind is BookingKind.HOLD]
-    for one in own:
-        if one.ask.end > time[1]:
-            _cut(transaction, one, time[1], closing)
-    for start, end in gaps(time, [(one.ask.start, one.ask.end) for one in taken]):
-        before = next((one for one in own if one.ask.end == start), None)
+    taken = [booking for booking in transaction.look.on_lanes([lane.id], time[0]) if booking.state in TAKES_LANES]
+    own = [booking for booking in taken if booking.series == closing.id and booking.kind is BookingKind.HOLD]
+    for hold in own:
+        if hold.ask.end > time[1]:
+            _cut(transaction, hold, time[1], closing)
+    for start, end in gaps(time, [(booking.ask.start, booking.ask.end) for booking in taken]):
+        before = next((hold for hold in own if hold.ask.end == start), None)
         if before is not None:
             longer = transaction.save(replace(before, ask=replace(before.ask, end=end)))[0]
             transaction.note(closing.by, "hold.edit", longer, f"until {spell(end)}: {closing.why}")
@@ -217,12 +219,12 @@ def _open(ids: list[str], why: str, transaction: PoolTransaction) -> None:
 
 def gaps(time: Interval, taken: Iterable[Interval]) -> list[Interval]:
     """Return what is left of [start, end) beside what is taken, in order."""
-    found: list[Interval] = []
+    free: list[Interval] = []
     begin, end = time
     for start, until in sorted(taken):
         if begin < min(start, end):
-            found.append((begin, min(start, end)))
+            free.append((begin, min(start, end)))
         begin = max(begin, until)
     if begin < end:
-        found.append((begin, end))
-    return found
+        free.append((begin, end))
+    return free

@@ -72,18 +72,18 @@ def _hold(transaction: PoolTransaction, lane: Lane, ask: Ask, who: Person, serie
 
 def make_way(transaction: PoolTransaction, lane: Lane, start: datetime, end: datetime) -> None:
     """Move bookings of a lane in a time elsewhere, and end leases that yield. Raises RefusedError when one cannot."""
-    in_the_way = [one for one in transaction.look.on_lanes([lane.id], start) if one.ask.start < end]
-    leases = [one for one in in_the_way if one.yields]
-    fixed = [one for one in in_the_way if not transaction.may_move(one) and not one.yields]
+    in_the_way = [booking for booking in transaction.look.on_lanes([lane.id], start) if booking.ask.start < end]
+    leases = [booking for booking in in_the_way if booking.yields]
+    fixed = [booking for booking in in_the_way if not transaction.may_move(booking) and not booking.yields]
     if fixed:
-        raise RefusedError(Answer(reasons=tuple(_blocks(lane, one) for one in fixed)))
+        raise RefusedError(Answer(reasons=tuple(_blocks(lane, booking) for booking in fixed)))
     transaction.move(Answer(ends=tuple(lease.id for lease in leases)))
     transaction.leave_out(lane.id)
-    for one in [other for other in in_the_way if other not in leases]:
-        answer = transaction.place(one)
+    for booking in [candidate for candidate in in_the_way if candidate not in leases]:
+        answer = transaction.place(booking)
         if not answer.yes:
-            raise RefusedError(Answer(reasons=(_blocks(lane, one), *answer.reasons)))
-        transaction.save(replace(one, lanes=answer.lanes), *transaction.move(answer))
+            raise RefusedError(Answer(reasons=(_blocks(lane, booking), *answer.reasons)))
+        transaction.save(replace(booking, lanes=answer.lanes), *transaction.move(answer))
 
 
 def _blocks(lane: Lane, booking: Booking) -> Reason:

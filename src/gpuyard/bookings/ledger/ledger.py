@@ -167,7 +167,7 @@ class Ledger:
         def book(transaction: PoolTransaction) -> tuple[Booking, ...]:
             if made := known(transaction):
                 return made
-            bookings = tuple(self._book(transaction, one, order, number) for number, one in enumerate(wanted))
+            bookings = tuple(self._book(transaction, draft, order, number) for number, draft in enumerate(drafts))
             for booking in bookings:
                 for reason in set_aside:
                     transaction.note(order.by.user, "booking.override", booking, reason.text, reason.code)
@@ -183,8 +183,8 @@ class Ledger:
                         return made
                     self._admitted(transaction, asks[0], order)
             series = self._new_id() if repeat else ""
-            wanted = [self._wished(one, order, series) for one in asks]
-            with self.outside.making(wanted, override) as set_aside, self.admissions.timed():
+            drafts = [self._wished(occurrence, order, series) for occurrence in asks]
+            with self.outside.making(drafts, override) as set_aside, self.admissions.timed():
                 return self._transactions.run(ask.pool, book)
         except RefusedError as refused:
             raise RefusedError(self._with_other_pools(asks[0], who, refused.answer)) from None
@@ -206,16 +206,16 @@ class Ledger:
         `zone` as in `create`). Admins only. Bookings in the way move to other GPUs when they can; when they cannot,
         RefusedError names them."""
         require(who, Verb.HOLD)
-        wanted = wanted_lanes([lane for lane in self.lanes() if lane.trouble != GONE], gpus, hosts, pools)
+        lanes = wanted_lanes([lane for lane in self.lanes() if lane.trouble != GONE], gpus, hosts, pools)
         series = self._new_id() if repeat else ""
         made: list[Booking] = []
         try:
-            for pool in sorted({lane.pool for lane in wanted}):
+            for pool in sorted({lane.pool for lane in lanes}):
                 asks = [
-                    (lane, one)
-                    for lane in wanted
+                    (lane, ask)
+                    for lane in lanes
                     if lane.pool == pool
-                    for one in self._each_time(whole(lane, start, end, comment), repeat, zone)
+                    for ask in self._each_time(whole(lane, start, end, comment), repeat, zone)
                 ]
                 made += self._transactions.run(pool, partial(hold_all, asks, who, series, self._new_id))
         except RefusedError:
@@ -257,7 +257,7 @@ class Ledger:
 
         before = self.get(id)
         changes = self._asked_outside(before, tidied(before), who, series)
-        gives_back = all(only_less(one.ask, wish.ask) for one, wish in changes)  # against which nobody has a say
+        gives_back = all(only_less(member.ask, wish.ask) for member, wish in changes)  # against which nobody has a say
         with self.outside.changing(changes, override or gives_back) as set_aside:
             return self._change_one(id, who, Verb.CHANGE, version, change)
 
@@ -275,7 +275,7 @@ class Ledger:
                 changes = wishes(transaction, old, ask)
         else:
             changes = [(old, ask)]
-        return [(one, replace(one, ask=wish)) for one, wish in changes if not same_use(one.ask, wish)]
+        return [(booking, replace(booking, ask=wish)) for booking, wish in changes if not same_use(booking.ask, wish)]
 
     def cancel(
         self, id: str, who: Person, version: int | None = None, reason: str = "", *, series: bool = False
@@ -310,8 +310,8 @@ class Ledger:
 
     def _other_pools(self, booking: Booking) -> list[str]:
         """Pools that the booking's series has holds of beside its own."""
-        found = self.find(Query(series=booking.series), MOST_HOLDS) if booking.series else []
-        return sorted({one.ask.pool for one in found} - {booking.ask.pool})
+        bookings = self.find(Query(series=booking.series), MOST_HOLDS) if booking.series else []
+        return sorted({member.ask.pool for member in bookings} - {booking.ask.pool})
 
     def end(self, id: str, who: Person, version: int | None = None) -> Booking:
         """End an active one now; the rest of its time is free at once."""
@@ -379,9 +379,9 @@ class Ledger:
                 raise RefusedError(Answer(reasons=(Reason("no_trouble", f"nothing is wrong with {name}"),)))
             chosen += bad
         self._store.set_back({lane.id for lane in chosen}, back)
-        said = f"back on {spell(back)}" if back else "back by the rule"
+        text = f"back on {spell(back)}" if back else "back by the rule"
         for lane in chosen:
-            self._store.write_audit(AuditEntry(self.now(), who.user, "lane.back", lane.name, "trouble", said))
+            self._store.write_audit(AuditEntry(self.now(), who.user, "lane.back", lane.name, "trouble", text))
         self._transactions.on_change()
         ids = {lane.id for lane in chosen}
         return [lane for lane in self.lanes() if lane.id in ids]
@@ -390,10 +390,10 @@ class Ledger:
 
     def get(self, id: str) -> Booking:
         """Return a booking. Raises NoBookingError."""
-        found = self._store.get(id)
-        if found is None:
+        booking = self._store.get(id)
+        if booking is None:
             raise NoBookingError(f"there is no booking {id}")
-        return found
+        return booking
 
     def find(self, query: Query, limit: int = 1000, marker: str = "") -> list[Booking]:
         """Return bookings in order of start, then id; `marker` is the id of the last one of the page before."""
@@ -442,17 +442,19 @@ class Ledger:
     def changed_rules(self, changed: Mapping[tuple[str, str], Rules | None], zone: str) -> list[Finding]:
         """Return what open bookings would lose by other rules, by (pool, project) by name; None: the pool is gone.
         `zone` is that of quiet hours then. Changes nothing."""
-        found: list[Finding] = []
+        findings: list[Finding] = []
         for pool in sorted({pool for pool, _ in changed}):
-            bookings = [one for one in self._open(pool) if (pool, one.project) in changed]
+            bookings = [booking for booking in self._open(pool) if (pool, booking.project) in changed]
             if not bookings:
                 continue
             with self._transactions.look(pool) as transaction:
-                for one in bookings:
-                    after = changed[pool, one.project]
-                    facts = transaction.facts(one.ask, booking_owner(one), one, after)
-                    found += losses(one, transaction.rules(one.project), after, facts, (self.book.zone, zone))
-        return found
+                for booking in bookings:
+                    after = changed[pool, booking.project]
+                    facts = transaction.facts(booking.ask, booking_owner(booking), booking, after)
+                    findings += losses(
+                        booking, transaction.rules(booking.project), after, facts, (self.book.zone, zone)
+                    )
+        return findings
 
     def _open(self, pool: str) -> Iterator[Booking]:
         query = Query(pool=pool, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)

@@ -49,9 +49,9 @@ class Loans:
         (lane,) = wanted_lanes([lane for lane in self._store.lanes() if lane.trouble != GONE], [gpu], [], [])
 
         def lend(transaction: PoolTransaction) -> Booking:
-            known = transaction.look.lease_of(server, project_id) if server else None
-            if known is not None:
-                return known
+            existing = transaction.look.lease_of(server, project_id) if server else None
+            if existing is not None:
+                return existing
             ask = whole(lane, transaction.now, until.replace(microsecond=0), comment)
             if wrong := malformed(ask, transaction.now):
                 raise RefusedError(Answer(reasons=tuple(wrong)))
@@ -81,8 +81,8 @@ class Loans:
     def end(self, id: str, reason: str, by: str) -> None:
         """End a loan now: its GPU is held again at the next run, if it is still to be kept back. End it when its server
         is gone. Nothing happens when it is over already. `by`: a name, for the audit log. Raises NoBookingError."""
-        found = self._store.get(id)
-        if found is None or found.kind is not BookingKind.LOAN:
+        loan = self._store.get(id)
+        if loan is None or loan.kind is not BookingKind.LOAN:
             raise NoBookingError(f"there is no loan {id}")
 
         def end(transaction: PoolTransaction) -> None:
@@ -93,7 +93,7 @@ class Loans:
                 )
                 clock.offer(transaction)
 
-        self._transactions.run(found.ask.pool, end)
+        self._transactions.run(loan.ask.pool, end)
 
     def current(self) -> list[Booking]:
         """Return the loans that are on, in order of their start."""
@@ -106,4 +106,4 @@ class Loans:
         lanes = {
             lane.id for lane in self._store.lanes() for address in lane.addresses if f"{lane.host}/{address}" == gpu
         }
-        return next((one for one in self.current() if lanes & {*one.lanes}), None)
+        return next((loan for loan in self.current() if lanes & {*loan.lanes}), None)

@@ -118,12 +118,15 @@ class PoolTransaction:
         if len(self._well) == len(self.lanes):
             return {}
         usually = self.rules("").trouble
-        found = {lane.id: lane.troubled_until(self.now, usually) for lane in self.lanes}
-        return {id: until for id, until in found.items() if until is not None}
+        untils = {lane.id: lane.troubled_until(self.now, usually) for lane in self.lanes}
+        return {id: until for id, until in untils.items() if until is not None}
 
     def leave_out(self, lane: int) -> None:
         """Give this lane to nobody in this transaction."""
-        self.lanes = tuple(replace(one, trouble="held", back=FOREVER) if one.id == lane else one for one in self.lanes)
+        self.lanes = tuple(
+            replace(pool_lane, trouble="held", back=FOREVER) if pool_lane.id == lane else pool_lane
+            for pool_lane in self.lanes
+        )
         self._well = well_lanes(self.lanes)
 
     def rules(self, project: str) -> Rules:
@@ -168,22 +171,22 @@ class PoolTransaction:
 
     def with_way_made(self) -> AbstractContextManager[None]:
         """Take leases that yield off the timetable for as long as the context lasts."""
-        return self.timetable.without([taken for one in self.look.yielding() for taken in taken_by(one)])
+        return self.timetable.without([taken for lease in self.look.yielding() for taken in taken_by(lease)])
 
     @contextmanager
     def also_taken(self, lanes: Sequence[int]) -> Iterator[None]:
         """Count these lanes as taken for the next moment, for as long as the context lasts, where they are free."""
         start = seconds(self.now)
-        known = {lane.id for lane in self.lanes}
-        taken = [(lane, start, start + A_MOMENT) for lane in lanes if lane in known]
-        taken = [one for one in taken if self.timetable.is_free(*one)]
-        for one in taken:
-            self.timetable.add(*one)
+        lane_ids = {lane.id for lane in self.lanes}
+        taken = [(lane, start, start + A_MOMENT) for lane in lanes if lane in lane_ids]
+        taken = [interval for interval in taken if self.timetable.is_free(*interval)]
+        for interval in taken:
+            self.timetable.add(*interval)
         try:
             yield
         finally:
-            for one in taken:
-                self.timetable.remove(*one)
+            for interval in taken:
+                self.timetable.remove(*interval)
 
     def facts(self, ask: Ask, who: Person, without: Booking | None, rules: Rules | None = None) -> Usage:
         """Return what the rules need to know, by the rules that hold unless others are given."""
@@ -231,15 +234,20 @@ class PoolTransaction:
         if not self.lanes:
             return ()
         begins = max(self.now, moment(start))
-        found = self.look.on_lanes([lane.id for lane in self.lanes], begins, moment(end))
-        able = [one for one in found if one.id != without and self.may_move(one)]
+        bookings = self.look.on_lanes([lane.id for lane in self.lanes], begins, moment(end))
+        able = [booking for booking in bookings if booking.id != without and self.may_move(booking)]
         full: dict[tuple[str, str], frozenset[int]] = {}
-        for one in able:
-            owner = one.user_id, one.project
+        for booking in able:
+            owner = booking.user_id, booking.project
             if owner not in full:
-                rules = self.rules(one.project)
-                full[owner] = at_limit(Usage(per_gpu=self._per_gpu(one.user_id, rules)), rules)
-        return [Movable(one.id, one.ask, one.lanes, self._barred(one, full[one.user_id, one.project])) for one in able]
+                rules = self.rules(booking.project)
+                full[owner] = at_limit(Usage(per_gpu=self._per_gpu(booking.user_id, rules)), rules)
+        return [
+            Movable(
+                booking.id, booking.ask, booking.lanes, self._barred(booking, full[booking.user_id, booking.project])
+            )
+            for booking in able
+        ]
 
     def _barred(self, booking: Booking, full: frozenset[int]) -> frozenset[int]:
         """Lanes that it cannot move to, of those where its owner has as many as he may have: it may stay where it is,
@@ -255,7 +263,7 @@ class PoolTransaction:
 
     def add(self, booking: Booking, *others: Booking) -> Booking:
         """Write a new booking, and others that change for it; the timetable follows."""
-        return self._save((booking, *others), [one.id for one in others])[0]
+        return self._save((booking, *others), [other.id for other in others])[0]
 
     def save(self, *bookings: Booking) -> tuple[Booking, ...]:
         """Write bookings with their next version; the timetable follows."""
@@ -263,17 +271,17 @@ class PoolTransaction:
 
     def _save(self, bookings: Sequence[Booking], changing: Sequence[str]) -> tuple[Booking, ...]:
         self.wrote = True
-        known = self.look.get_many(changing) if changing else {}
+        former = self.look.get_many(changing) if changing else {}
         new = [
-            replace(booking, version=known[booking.id].version + 1 if booking.id in known else 1, changed=self.now)
+            replace(booking, version=former[booking.id].version + 1 if booking.id in former else 1, changed=self.now)
             for booking in bookings
         ]
         stored = self.change.write(*new)
-        for old in known.values():
+        for old in former.values():
             for taken in taken_by(old):
                 self._on_timetable(False, taken)
-        for one in stored:
-            for taken in taken_by(one):
+        for booking in stored:
+            for taken in taken_by(booking):
                 self._on_timetable(True, taken)
         return stored
 
@@ -303,8 +311,8 @@ class PoolTransaction:
         ended."""
         for lease in self.look.get_many(list(moves.ends)).values():
             self.transition(replace(lease, reason=MADE_WAY), BookingState.ENDED, action="lease.end", note=MADE_WAY)
-        known = self.look.get_many(list(moves.moves))
-        return [replace(known[id], lanes=lanes) for id, lanes in moves.moves.items()]
+        bookings = self.look.get_many(list(moves.moves))
+        return [replace(bookings[id], lanes=lanes) for id, lanes in moves.moves.items()]
 
     def find_place(self, booking: Booking) -> Answer | None:
         """Return lanes for a booking that has none, where its user may have another booking; None when there are none.
@@ -354,8 +362,8 @@ class PoolTransaction:
         self.change.audit(AuditEntry(self.now, actor, action, booking.id, rule, text))
 
 
-def _placed(found: Placed | Reason) -> Answer:
-    return Answer(reasons=(found,)) if isinstance(found, Reason) else Answer(lanes=found[0], moves=found[1])
+def _placed(placed: Placed | Reason) -> Answer:
+    return Answer(reasons=(placed,)) if isinstance(placed, Reason) else Answer(lanes=placed[0], moves=placed[1])
 
 
 def taken_by(booking: Booking) -> list[Taken]:

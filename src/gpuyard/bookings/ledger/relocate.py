@@ -18,8 +18,8 @@ def leave_bad_lanes(transaction: PoolTransaction) -> int:
     until = transaction.troubled
     bad = {lane.id: lane for lane in transaction.lanes if lane.id in until}
     moved = 0
-    for found in transaction.look.on_lanes(list(bad), transaction.now) if bad else []:
-        booking = transaction.look.get(found.id)  # one before it may have moved it to make room
+    for candidate in transaction.look.on_lanes(list(bad), transaction.now) if bad else []:
+        booking = transaction.look.get(candidate.id)  # one before it may have moved it to make room
         if booking is None or not concerned(booking, until):
             continue
         # A certain GPU was asked for, and it is not to be had: any other of the pool is better than none.
@@ -60,9 +60,9 @@ def follow_claim(transaction: PoolTransaction, booking: Booking, chosen: Sequenc
 
 def change_lanes(transaction: PoolTransaction, booking: Booking, chosen: Sequence[int]) -> Booking:
     """Give a booking other lanes; those who were to have these later get its old ones, where that can be."""
-    wanted = [lane for lane in chosen if lane not in booking.lanes]
+    new_lanes = [lane for lane in chosen if lane not in booking.lanes]
     spare = [lane for lane in booking.lanes if lane not in chosen]
-    for new, old in zip(wanted, spare, strict=False):
+    for new, old in zip(new_lanes, spare, strict=False):
         swapped = _swap(transaction, booking, old, new)
         if swapped is None:
             continue
@@ -75,20 +75,20 @@ def _swap(transaction: PoolTransaction, booking: Booking, old: int, new: int) ->
     sizes = {lane.id: lane.size for lane in transaction.lanes}
     if old not in sizes or new not in sizes:
         return None
-    others = [one for one in transaction.look.on_lanes([old, new], transaction.now) if one.id != booking.id]
+    others = [other for other in transaction.look.on_lanes([old, new], transaction.now) if other.id != booking.id]
     exchange = {old: new, new: old}
     result = [replace(booking, lanes=tuple(new if lane == old else lane for lane in booking.lanes))]
-    for one in others:
-        fixed = one.kind is BookingKind.HOLD or one.claimed is not None or bool(one.ask.gpu)
-        fixed = fixed or (one.ask.same_group and sizes[old] != sizes[new])
-        lanes = one.lanes if fixed else tuple(exchange.get(lane, lane) for lane in one.lanes)
-        result.append(replace(one, lanes=lanes))
+    for other in others:
+        fixed = other.kind is BookingKind.HOLD or other.claimed is not None or bool(other.ask.gpu)
+        fixed = fixed or (other.ask.same_group and sizes[old] != sizes[new])
+        lanes = other.lanes if fixed else tuple(exchange.get(lane, lane) for lane in other.lanes)
+        result.append(replace(other, lanes=lanes))
     if _overlap(result):
         # Only this one then, if there is room on the other lane as it is.
         result = result[:1]
         if _overlap([*result, *others]):
             return None
-    return [one for one in result if one is result[0] or one not in others]
+    return [swapped for swapped in result if swapped is result[0] or swapped not in others]
 
 
 def _overlap(bookings: Sequence[Booking]) -> bool:

@@ -88,8 +88,8 @@ class Leases:
         blocked, closed = self._told(pool)
 
         def take(transaction: PoolTransaction) -> Booking:
-            if known := transaction.look.lease_of(server, project_id):
-                return known
+            if existing := transaction.look.lease_of(server, project_id):
+                return existing
             if blocked:
                 raise _refused(Reason("pool_blocked", f"no server can be started in pool {pool} now: {blocked}"))
             several = gpus > 1 and not same_group
@@ -161,11 +161,11 @@ class Leases:
 
     def current(self) -> list[Booking]:
         """Return the leases that are on, by pool and start."""
-        found: list[Booking] = []
+        leases: list[Booking] = []
         for pool in self._transactions.book.pools:
             with self._store.look(pool) as look:
-                found += look.leases()
-        return found
+                leases += look.leases()
+        return leases
 
     def rooms(self) -> Mapping[str, PoolCapacity]:
         """Return pool -> what could be leased now and later. Cheap: read from the ledger's copy in memory."""
@@ -192,38 +192,38 @@ class Leases:
         server may be started in the pool. `closed`: lanes that no new server can have or is to have now: servers
         without a booking are on them, or they are held."""
         words = {_BLOCKED: blocked, _CLOSED: " ".join(map(str, sorted(closed)))}
-        known = self._store.values(pool)
+        recorded = self._store.values(pool)
         for key, text in words.items():
-            if known.get(key, "") != text:
+            if recorded.get(key, "") != text:
                 self._store.set_value(pool, key, text or None)
 
     def tell_before(self, pool: str, blocked: str, closed: Collection[int]) -> None:
         """Record what is about to become so, besides what was recorded: before limits go down and holds are placed, so
         that no server is asked for that Nova would refuse then. `tell` records what has become of it."""
-        before, known = self._told(pool)
-        self.tell(pool, blocked or before, {*closed, *known})
+        before, closed_before = self._told(pool)
+        self.tell(pool, blocked or before, {*closed, *closed_before})
 
     def blocked(self, pool: str) -> str:
         """Return why no server may be started in a pool at the moment; empty when one may."""
         return self._told(pool)[0]
 
     def _told(self, pool: str) -> tuple[str, list[int]]:
-        known = self._store.values(pool)
-        return known.get(_BLOCKED, ""), [int(lane) for lane in known.get(_CLOSED, "").split()]
+        recorded = self._store.values(pool)
+        return recorded.get(_BLOCKED, ""), [int(lane) for lane in recorded.get(_CLOSED, "").split()]
 
     def _pool_of(self, id: str) -> str:
         """Raises NoBookingError."""
-        found = self._store.get(id)
-        if found is None or found.kind is not BookingKind.RUNNER:
+        lease = self._store.get(id)
+        if lease is None or lease.kind is not BookingKind.RUNNER:
             raise NoBookingError(f"there is no lease {id}")
-        return found.ask.pool
+        return lease.ask.pool
 
 
 def _lease(transaction: PoolTransaction, id: str) -> Booking:
-    found = transaction.look.get(id)
-    if found is None:
+    lease = transaction.look.get(id)
+    if lease is None:
         raise NoBookingError(f"there is no lease {id}")
-    return found
+    return lease
 
 
 def _with_hold(transaction: PoolTransaction, ask: Ask) -> Ask:

@@ -21,9 +21,9 @@ def members(transaction: PoolTransaction, booking: Booking, verb: Verb) -> list[
     id."""
     others = transaction.look.series(booking.series) if booking.series else [booking]
     return [
-        one
-        for one in others
-        if one.id == booking.id or (one.state in STATES[verb] and one.state is not BookingState.ACTIVE)
+        member
+        for member in others
+        if member.id == booking.id or (member.state in STATES[verb] and member.state is not BookingState.ACTIVE)
     ]
 
 
@@ -33,12 +33,12 @@ def edit_series(
     """Change one booking as `edit` does, and the others alike: their start and end move by as much, and of the rest
     they take what is different now. Raises RefusedError that says on which day. Returns the one."""
     changed = old
-    for one, wish in wishes(transaction, old, ask):
+    for booking, wish in wishes(transaction, old, ask):
         try:
-            new = edit(transaction, one, wish, who, override, new_id)
+            new = edit(transaction, booking, wish, who, override, new_id)
         except RefusedError as refused:
             raise RefusedError(on_day(refused.answer, wish)) from None
-        if one.id == old.id:
+        if booking.id == old.id:
             changed = new
     return changed
 
@@ -49,9 +49,10 @@ def wishes(transaction: PoolTransaction, old: Booking, ask: Ask) -> list[tuple[B
     names = {field.name for field in fields(Ask)} - {"start", "end"}
     changes = {name: getattr(ask, name) for name in names if getattr(ask, name) != getattr(old.ask, name)}
     # The one that moves first must not meet the next one where that still is.
-    in_turn = sorted(members(transaction, old, Verb.CHANGE), key=lambda one: one.ask.start, reverse=later > NOW)
+    in_turn = sorted(members(transaction, old, Verb.CHANGE), key=lambda booking: booking.ask.start, reverse=later > NOW)
     return [
-        (one, replace(one.ask, start=one.ask.start + later, end=one.ask.end + end_later, **changes)) for one in in_turn
+        (booking, replace(booking.ask, start=booking.ask.start + later, end=booking.ask.end + end_later, **changes))
+        for booking in in_turn
     ]
 
 

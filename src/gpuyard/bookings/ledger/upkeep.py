@@ -73,14 +73,16 @@ class Upkeep:
                 generation = transaction.look.generation
                 waiting = self._offers_tried.get(pool) != generation and bool(transaction.look.waiting())
                 active = [
-                    (one, transaction.rules(one.project))
-                    for one in transaction.look.ending(transaction.now + clock.LONGEST_REMINDER)
+                    (booking, transaction.rules(booking.project))
+                    for booking in transaction.look.ending(transaction.now + clock.LONGEST_REMINDER)
                 ]
                 soon = {
-                    (one.id, one.ask.end) for one, rules in active if one.ask.end - transaction.now <= rules.end_soon
+                    (booking.id, booking.ask.end)
+                    for booking, rules in active
+                    if booking.ask.end - transaction.now <= rules.end_soon
                 }
                 soon -= self._reminded
-                wrong = any(clock.too_long(one, rules, transaction.now) for one, rules in active)
+                wrong = any(clock.too_long(booking, rules, transaction.now) for booking, rules in active)
                 if not waiting and not soon and not wrong and not transaction.look.due(transaction.now):
                     continue
             changed += self._transactions.run(pool, clock.advance)
@@ -99,8 +101,8 @@ class Upkeep:
         for pool in self._pools:
             with self._transactions.look(pool) as transaction:
                 bad = transaction.troubled
-                found = transaction.look.on_lanes(list(bad), transaction.now) if bad else []
-            if any(relocate.concerned(one, bad) for one in found):
+                bookings = transaction.look.on_lanes(list(bad), transaction.now) if bad else []
+            if any(relocate.concerned(booking, bad) for booking in bookings):
                 moved += self._transactions.run(pool, relocate.leave_bad_lanes)
         return moved
 
@@ -119,8 +121,8 @@ class Upkeep:
             with self._transactions.look(pool) as transaction:
                 booked = {
                     id
-                    for one in transaction.look.on_lanes(list(mine), transaction.now)
-                    for id in one.lanes
+                    for booking in transaction.look.on_lanes(list(mine), transaction.now)
+                    for id in booking.lanes
                     if id in mine
                 }
             gpus = {(mine[id].host, address): id for id in booked for address in mine[id].addresses}
@@ -164,16 +166,16 @@ class Upkeep:
         are and are nobody's no-show."""
         kinds = frozenset({BookingKind.BOOKING, BookingKind.RUNNER, BookingKind.LOAN})
         query = Query(states=frozenset({BookingState.ACTIVE}), kinds=kinds)
-        found: list[Booking] = []
-        while page := self._store.find(query, PAGE, found[-1].id if found else ""):
-            found += page
-        return found
+        bookings: list[Booking] = []
+        while page := self._store.find(query, PAGE, bookings[-1].id if bookings else ""):
+            bookings += page
+        return bookings
 
     def prefer(self, lanes: Mapping[str, Sequence[int]]) -> int:
         """Give bookings without a server lanes that are free now instead of theirs (booking id -> all of its lanes, as
         many as it has). Later bookings of both change places where that helps. Returns how many moved; one that cannot
         keeps what it has."""
-        pools = {id: found.ask.pool for id in lanes if (found := self._store.get(id))}
+        pools = {id: booking.ask.pool for id in lanes if (booking := self._store.get(id))}
         return sum(self._transactions.run(pool, partial(_prefer, id, lanes[id])) for id, pool in pools.items())
 
     def _prune(self) -> None:
@@ -187,8 +189,8 @@ class Upkeep:
     def _seen_for(self) -> timedelta:
         """For how long claims have been recorded without a break. Written down, for a restart is no break."""
         now = self._transactions.now().replace(microsecond=0)
-        known = self._store.values("")
-        last, since = (moment(int(known.get(key, "0"))) for key in ("claims.last", "claims.since"))
+        recorded = self._store.values("")
+        last, since = (moment(int(recorded.get(key, "0"))) for key in ("claims.last", "claims.since"))
         if now - last > BREAK or max(last, since) > now:  # or the clock was wrong
             since = now
             self._store.set_value("", "claims.last", str(seconds(now)))

@@ -36,13 +36,13 @@ class Records:
 
     def audit(self, limit: int = 100, before: int | None = None, query: AuditQuery | None = None) -> list[AuditEntry]:
         """Return audit entries, the newest first; `before`: only those with a smaller id."""
-        found = select(AUDIT).where(*_audited(query or AuditQuery())).order_by(AUDIT.c.id.desc()).limit(limit)
+        statement = select(AUDIT).where(*_audited(query or AuditQuery())).order_by(AUDIT.c.id.desc()).limit(limit)
         if before is not None:
-            found = found.where(AUDIT.c.id < before)
+            statement = statement.where(AUDIT.c.id < before)
         with self._database.reading() as connection:
             return [
                 AuditEntry(moment(row.at), row.actor, row.action, row.target, row.rule, row.text, row.id)
-                for row in connection.execute(found)
+                for row in connection.execute(statement)
             ]
 
     def write_audit(self, entry: AuditEntry) -> None:
@@ -97,8 +97,8 @@ class Records:
         """Remember a value; None forgets it."""
         with self._database.writing() as connection:
             if value is None:
-                one = (ENFORCEMENT.c.pool == pool, ENFORCEMENT.c.key == key)
-                connection.execute(delete(ENFORCEMENT).where(*one))
+                conditions = (ENFORCEMENT.c.pool == pool, ENFORCEMENT.c.key == key)
+                connection.execute(delete(ENFORCEMENT).where(*conditions))
             else:
                 put(connection, ENFORCEMENT, {"pool": pool, "key": key, "value": value})
 
@@ -111,9 +111,9 @@ class Records:
                 return connection.execute(select(ENFORCEMENT.c.key).where(*mine)).first() is None
             if old is None:
                 return insert_new(connection, ENFORCEMENT, {"pool": pool, "key": key, "value": new})
-            was = (*mine, ENFORCEMENT.c.value == old)
+            conditions = (*mine, ENFORCEMENT.c.value == old)
             change = delete(ENFORCEMENT) if new is None else update(ENFORCEMENT).values(value=new)
-            return connection.execute(change.where(*was)).rowcount == 1
+            return connection.execute(change.where(*conditions)).rowcount == 1
 
     def prune(self, before: datetime) -> None:
         """Forget idempotency keys, and events that no channel has still to deliver, of before that time. Bookings and

@@ -42,8 +42,8 @@ class Bookings:
                     raise UsageError(f"there is no booking {marker!r} to go on after; begin at the first page again")
                 after = and_(BOOKINGS.c.starts == last, BOOKINGS.c.id > marker)
                 conditions.append(and_(BOOKINGS.c.starts >= last, or_(BOOKINGS.c.starts > last, after)))
-            found = select(*BOOKING).where(*conditions).order_by(*_order(query)).limit(limit)
-            return [to_booking(row) for row in connection.execute(found)]
+            statement = select(*BOOKING).where(*conditions).order_by(*_order(query)).limit(limit)
+            return [to_booking(row) for row in connection.execute(statement)]
 
     def live(self, pools: Sequence[str], states: Collection[BookingState]) -> list[LiveBookings]:
         """Count bookings in these states, by pool, kind and state."""
@@ -75,8 +75,8 @@ class Bookings:
         )
         with self._database.reading() as connection:
             rows = connection.execute(query.limit(MOST_GRANTED)).all()
-        found = (Granted(row.pool, moment(row.created), moment(row.later or row.created)) for row in rows)
-        return [one for one in found if one.granted >= since]
+        grants = (Granted(row.pool, moment(row.created), moment(row.later or row.created)) for row in rows)
+        return [grant for grant in grants if grant.granted >= since]
 
     def occupied(self, pool: str, start: datetime, end: datetime) -> list[Occupied]:
         """Return every lane that is, or in the past was, taken within [start, end); by lane and start."""

@@ -25,17 +25,17 @@ class Lanes:
 
     _database: Database
 
-    def sync_lanes(self, wanted: Wanted) -> None:
+    def sync_lanes(self, site_slots: Wanted) -> None:
         """Make the lanes those of the site's slots: (pool, host, addresses). A slot that was there (the same pool, host
         and first address) keeps its lane's number; one that is not named any more stays, with a trouble that says so,
         for its bookings' sake. Raises ValueError when one is named twice."""
-        slots = {(pool, host, addresses[0]): " ".join(addresses) for pool, host, addresses in wanted}
-        if len(slots) != len(wanted):
+        slots = {(pool, host, addresses[0]): " ".join(addresses) for pool, host, addresses in site_slots}
+        if len(slots) != len(site_slots):
             raise ValueError("a slot is named twice")
-        pools = sorted({pool for pool, _, _ in wanted})
+        pools = sorted({pool for pool, _, _ in site_slots})
         with self._database.reading() as connection:
-            known = set(connection.execute(select(POOLS.c.name)).scalars())
-            if known.issuperset(pools) and not any(_steps(_rows(connection), slots)):
+            known_pools = set(connection.execute(select(POOLS.c.name)).scalars())
+            if known_pools.issuperset(pools) and not any(_steps(_rows(connection), slots)):
                 return
         with self._database.writing() as connection:
             new = [
@@ -62,11 +62,11 @@ class Lanes:
         """Write down when lanes in trouble are expected to be well again. Returns ids of those that changed."""
         return self._change_lanes(lambda row: {"back": maybe_seconds(back)} if row.id in lanes and row.trouble else {})
 
-    def _change_lanes(self, wanted: Callable[[AnyRow], Mapping[str, Any]]) -> set[int]:
+    def _change_lanes(self, values_of: Callable[[AnyRow], Mapping[str, Any]]) -> set[int]:
         """Of lanes that have not left the site."""
 
         def changes(connection: Connection) -> list[tuple[AnyRow, Mapping[str, Any]]]:
-            rows = [(row, wanted(row)) for row in _rows(connection) if not row.gone]
+            rows = [(row, values_of(row)) for row in _rows(connection) if not row.gone]
             return [(row, new) for row, new in rows if any(row._mapping[key] != new[key] for key in new)]
 
         with self._database.reading() as connection:
@@ -113,7 +113,7 @@ def _steps(
     rows: Sequence[AnyRow], slots: Mapping[tuple[str, str, str], str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows to insert, and to change."""
-    there = {(row.pool, row.host, row.leader): row for row in rows}
+    rows_by_slot = {(row.pool, row.host, row.leader): row for row in rows}
     come = [
         {
             "pool": pool,
@@ -125,10 +125,10 @@ def _steps(
             "back": None,
         }
         for (pool, host, leader), addresses in slots.items()
-        if (pool, host, leader) not in there
+        if (pool, host, leader) not in rows_by_slot
     ]
     change = []
-    for name, row in there.items():
+    for name, row in rows_by_slot.items():
         addresses, gone = slots.get(name, row.addresses), name not in slots
         if (row.addresses, row.gone) != (addresses, gone):
             change.append({"id": row.id, "pool": row.pool, "addresses": addresses, "gone": gone})
@@ -139,5 +139,5 @@ def _back(row: AnyRow, troubles: Mapping[int, str], for_good: Collection[int]) -
     """What an operator has said stays as long as anything is wrong."""
     if row.id in for_good:
         return seconds(FOREVER)
-    said: int | None = row.back
-    return said if troubles.get(row.id) and said != seconds(FOREVER) else None
+    back: int | None = row.back
+    return back if troubles.get(row.id) and back != seconds(FOREVER) else None

@@ -94,8 +94,8 @@ class Outbox:
         them for the next minute, nor a later one of the same booking before they are delivered."""
         waits = (DELIVERIES.c.channel == channel, DELIVERIES.c.next_try <= seconds(now))
         with self._database.reading() as connection:
-            known = connection.execute(select(CHANNELS).where(CHANNELS.c.name == channel)).first()
-            if known and not connection.execute(select(DELIVERIES.c.event).where(*waits).limit(1)).first():
+            channel_row = connection.execute(select(CHANNELS).where(CHANNELS.c.name == channel)).first()
+            if channel_row and not connection.execute(select(DELIVERIES.c.event).where(*waits).limit(1)).first():
                 return []
         with self._database.writing() as connection:
             insert_new(connection, CHANNELS, {"name": channel})
@@ -147,5 +147,5 @@ class Outbox:
 
     def _set_delivery(self, channel: str, id: int, **values: object) -> None:
         with self._database.writing() as connection:
-            one = (DELIVERIES.c.channel == channel, DELIVERIES.c.event == id)
-            connection.execute(update(DELIVERIES).where(*one).values(**values))
+            conditions = (DELIVERIES.c.channel == channel, DELIVERIES.c.event == id)
+            connection.execute(update(DELIVERIES).where(*conditions).values(**values))

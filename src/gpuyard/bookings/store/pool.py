@@ -204,11 +204,11 @@ class PoolReader:
 
     def get_many(self, ids: Sequence[str]) -> dict[str, Booking]:
         """Return those bookings of this pool that there are."""
-        found: dict[str, Booking] = {}
+        bookings: dict[str, Booking] = {}
         for first in range(0, len(ids), PORTION):
             some = self._bookings(_SOME, ids=list(ids[first : first + PORTION]))
-            found |= {booking.id: booking for booking in some}
-        return found
+            bookings |= {booking.id: booking for booking in some}
+        return bookings
 
     def waiting(self) -> list[Booking]:
         """Return the waitlist: highest priority first, then who came first (`created`, `followed`)."""
@@ -247,15 +247,15 @@ class PoolReader:
             bounds.append(OCCUPANCY.c.starts < seconds(before))
         ids: set[str] = set()
         for first in range(0, len(lanes), PORTION):
-            here = OCCUPANCY.c.lane.in_(lanes[first : first + PORTION])
-            ids.update(self._connection.execute(select(OCCUPANCY.c.booking).where(here, *bounds)).scalars())
+            lane_condition = OCCUPANCY.c.lane.in_(lanes[first : first + PORTION])
+            ids.update(self._connection.execute(select(OCCUPANCY.c.booking).where(lane_condition, *bounds)).scalars())
         return sorted(self.get_many(sorted(ids)).values(), key=lambda booking: (booking.ask.start, booking.id))
 
     def told_at(self, booking: str, what: str) -> datetime | None:
         """Return when something was told of a booking for the first time (`PoolChange.mark_told`)."""
         query = select(TOLD.c.at).where(TOLD.c.booking == booking, TOLD.c.what == what)
-        found = self._connection.execute(query).scalar_one_or_none()
-        return None if found is None else moment(found)
+        timestamp = self._connection.execute(query).scalar_one_or_none()
+        return None if timestamp is None else moment(timestamp)
 
     def active_count(self, user_id: str, without: str = "") -> int:
         """Count the bookings of a user in this pool that have not ended: requested, waiting, offered, confirmed,

@@ -109,18 +109,18 @@ def _install_reading(
     @app.get("/v1/bookings", tags=[TAG], responses=responses(headers=False))
     def list_bookings(request: Request, who: Who, wanted: Annotated[BookingFilter, Query()]) -> BookingList:
         """Bookings and holds, of everybody, by start."""
-        found: list[Booking] = []
+        bookings: list[Booking] = []
         for query in _queries(wanted, who, authenticator):
-            found += ledger.find(query, wanted.limit, wanted.marker)
-        found = sorted(found, key=lambda booking: (booking.ask.start, booking.id))[: wanted.limit]
+            bookings += ledger.find(query, wanted.limit, wanted.marker)
+        bookings = sorted(bookings, key=lambda booking: (booking.ask.start, booking.id))[: wanted.limit]
         if wanted.user or wanted.project:  # or a search, and the link to its next page, would tell whose the others are
-            found = [booking for booking in found if rows.shows(who, booking)]
+            bookings = [booking for booking in bookings if rows.shows(who, booking)]
         links = []
-        if len(found) == wanted.limit:
+        if len(bookings) == wanted.limit:
             query_string = [(name, value) for name, value in request.query_params.multi_items() if name != "marker"]
-            following = urlencode([*query_string, ("marker", found[-1].id)])
+            following = urlencode([*query_string, ("marker", bookings[-1].id)])
             links = [Link(rel="next", href=f"/v1/bookings?{following}")]
-        return BookingList(bookings=list(map(rows.of(who), found)), links=links)
+        return BookingList(bookings=list(map(rows.of(who), bookings)), links=links)
 
     @app.get("/v1/bookings/{id}", tags=[TAG], response_model=BookingRow, responses=responses(404))
     def show_booking(request: Request, response: Response, who: Who, id: Id) -> Response | BookingRow:
@@ -137,31 +137,31 @@ def _install_reading(
         return CaseList(cases=[case_row(case, who.person) for case in ledger.cases(who.person)])
 
 
-def _queries(wanted: BookingFilter, who: Visitor, authenticator: Authenticator) -> list[Wanted]:
+def _queries(filters: BookingFilter, who: Visitor, authenticator: Authenticator) -> list[Wanted]:
     """What to ask the ledger for: one query for each project and user that is meant; a name may be several."""
     projects, users = [""], [""]
-    if wanted.project:
+    if filters.project:
         own = [
-            project.project_id for project in who.projects if wanted.project in (project.project_id, project.project)
+            project.project_id for project in who.projects if filters.project in (project.project_id, project.project)
         ]
-        projects = own or [project.id for project in authenticator.people.projects(wanted.project)]
-    if wanted.mine or wanted.user in (who.person.user_id, who.person.user):
+        projects = own or [project.id for project in authenticator.people.projects(filters.project)]
+    if filters.mine or filters.user in (who.person.user_id, who.person.user):
         users = [who.person.user_id]
-        if wanted.user not in ("", who.person.user_id, who.person.user):
+        if filters.user not in ("", who.person.user_id, who.person.user):
             users = []  # mine, and somebody else's
-    elif wanted.user:
-        users = list(authenticator.people.users(wanted.user))
+    elif filters.user:
+        users = list(authenticator.people.users(filters.user))
     return [
         Wanted(
-            pool=wanted.pool,
+            pool=filters.pool,
             project_id=project,
             user_id=user,
-            series=wanted.series,
-            id=wanted.id,
-            kinds=frozenset(wanted.kind) or (frozenset() if wanted.id else OF_PEOPLE),
-            states=frozenset(wanted.state),
-            start=wanted.start,
-            end=wanted.end,
+            series=filters.series,
+            id=filters.id,
+            kinds=frozenset(filters.kind) or (frozenset() if filters.id else OF_PEOPLE),
+            states=frozenset(filters.state),
+            start=filters.start,
+            end=filters.end,
         )
         for project in projects
         for user in users
@@ -208,8 +208,8 @@ def _install_making(
     ) -> CheckResult:
         """Whether that could be booked now. Nothing is kept. Of a recurring booking the first is looked at."""
         person = acting_for(who, ask.project, authenticator.people)
-        if without and (other := ledger.find(Wanted(id=without), 1)) and other[0].id == without:
-            require(in_project_of(who, other[0]), Verb.CHANGE, other[0])  # or it would tell of others' rules and limits
+        if without and (hits := ledger.find(Wanted(id=without), 1)) and hits[0].id == without:
+            require(in_project_of(who, hits[0]), Verb.CHANGE, hits[0])  # or it would tell of others' rules and limits
         try:
             return check_result(ledger.check(ask.ask(), person, without=without))
         except RefusedError as refused:
@@ -255,8 +255,8 @@ def _install_changing(app: FastAPI, ledger: Ledger, shown: Shown) -> None:
         """Another end."""
         booking = booking_to_change(id, wanted_version(request))
         person = in_project_of(who, booking)
-        asked = replace(booking.ask, end=until.end)
-        changed = ledger.edit(id, asked, person, booking.version, override=until.override)
+        ask = replace(booking.ask, end=until.end)
+        changed = ledger.edit(id, ask, person, booking.version, override=until.override)
         return shown(changed, who, response)
 
     @app.delete(

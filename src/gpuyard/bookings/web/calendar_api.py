@@ -89,8 +89,8 @@ def install(
             raise _no_such_pool(ledger, wanted.pool)
         start, end = _window(wanted, sources.now())
         step = _step(wanted, start, end)
-        found = calendar_document(sources, ledger, rows.of(who, wanted.pool), pools, start, end, step)
-        text = found.model_dump_json()
+        document = calendar_document(sources, ledger, rows.of(who, wanted.pool), pools, start, end, step)
+        text = document.model_dump_json()
         tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
         if not_modified(request, tag):
             return Response(status_code=304, headers={"ETag": tag})
@@ -122,8 +122,8 @@ def calendar_document(
     bookings: list[Booking] = []
     leases = ledger.leases.current()
     for pool in pools:
-        found = Wanted(pool=pool, kinds=OF_PEOPLE, states=SHOWN, start=start, end=end)
-        bookings += _all(ledger, found, MOST_BOOKINGS - len(bookings))
+        query = Wanted(pool=pool, kinds=OF_PEOPLE, states=SHOWN, start=start, end=end)
+        bookings += _all(ledger, query, MOST_BOOKINGS - len(bookings))
         bookings += [
             lease for lease in leases if lease.ask.pool == pool and lease.ask.start < end and lease.ask.end > start
         ]
@@ -159,32 +159,32 @@ def _lane_row(lane: Lane, models: dict[tuple[str, str], str], statuses: dict[tup
 
 
 def _all(ledger: Ledger, query: Wanted, most: int) -> list[Booking]:
-    found: list[Booking] = []
-    while len(found) < most:
-        page = ledger.find(query, min(1000, most - len(found)), found[-1].id if found else "")
-        found += page
+    bookings: list[Booking] = []
+    while len(bookings) < most:
+        page = ledger.find(query, min(1000, most - len(bookings)), bookings[-1].id if bookings else "")
+        bookings += page
         if len(page) < 1000:
             break
-    return found
+    return bookings
 
 
-def _window(wanted: Window, now: datetime) -> tuple[datetime, datetime]:
-    start = wanted.start or now.replace(hour=0, minute=0, second=0, microsecond=0)
-    end = wanted.end or start + timedelta(days=7)
+def _window(window: Window, now: datetime) -> tuple[datetime, datetime]:
+    start = window.start or now.replace(hour=0, minute=0, second=0, microsecond=0)
+    end = window.end or start + timedelta(days=7)
     if not start < end <= start + timedelta(days=MOST_DAYS):
         text = f"to: must be after from, and at most {MOST_DAYS} days later"
         raise Refusal(422, "invalid_parameters", "The parameters of the request are wrong.", [text])
     return start, end
 
 
-def _step(wanted: Window, start: datetime, end: datetime) -> int:
+def _step(window: Window, start: datetime, end: datetime) -> int:
     """Seconds: what was asked for, or an hour, or so many that there are not too many rows."""
     seconds = int((end - start).total_seconds())
     least = -(-seconds // MOST_STEPS)
-    if wanted.step is not None and wanted.step < least:
+    if window.step is not None and window.step < least:
         text = f"step: must be {least} or more for so long a time"
         raise Refusal(422, "invalid_parameters", "The parameters of the request are wrong.", [text])
-    return wanted.step or max(3600, least)
+    return window.step or max(3600, least)
 
 
 def _no_such_pool(ledger: Ledger, pool: str, status: int = 422) -> Refusal:

@@ -95,8 +95,8 @@ def install(app: FastAPI, sources: PortalContext, ledger: Ledger, authenticator:
     def list_feeds(who: Who, user: User = "") -> FeedList:
         """The feeds of who asks, or, for admins, of others."""
         owners = users_meant(who, user, authenticator.people)
-        found = [feed for owner in owners for feed in store.feeds(sources.now(), owner)]
-        return FeedList(feeds=[FeedRow.model_validate(_row(feed)) for feed in found])
+        feeds = [feed for owner in owners for feed in store.feeds(sources.now(), owner)]
+        return FeedList(feeds=[FeedRow.model_validate(_row(feed)) for feed in feeds])
 
     @app.post("/v1/feeds", tags=[TAG], status_code=201, responses=responses(409, headers=False))
     def create_feed(request: Request, response: Response, who: Who, ask: FeedAsk) -> NewFeed:
@@ -158,8 +158,8 @@ def _ical_response(
     settings = sources.settings
     page = f"{public_url(request, settings.trusted_gateways, settings.public_url)}/bookings" if own else ""
     versions = [(booking.id, booking.version, booking.user, booking.project) for booking in bookings]
-    known = repr((installed_version(), sources.site_name, title, page, versions))
-    tag = f'"{hashlib.sha256(known.encode()).hexdigest()[:32]}"'
+    content_key = repr((installed_version(), sources.site_name, title, page, versions))
+    tag = f'"{hashlib.sha256(content_key.encode()).hexdigest()[:32]}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     if not_modified(request, tag):
         return Response(status_code=304, headers=headers)
@@ -206,8 +206,8 @@ def feed_bookings(ledger: Ledger, feed: Feed, now: datetime) -> list[Booking]:
     since, until = now - PAST, now + FUTURE
 
     def find(query: Query) -> list[Booking]:
-        found = ledger.find(query, MOST_EVENTS)
-        return found if len(found) < MOST_EVENTS else ledger.find(replace(query, start=now), MOST_EVENTS)
+        bookings = ledger.find(query, MOST_EVENTS)
+        return bookings if len(bookings) < MOST_EVENTS else ledger.find(replace(query, start=now), MOST_EVENTS)
 
     if feed.scope == "user":
         kinds = frozenset({BookingKind.BOOKING})
@@ -216,13 +216,13 @@ def feed_bookings(ledger: Ledger, feed: Feed, now: datetime) -> list[Booking]:
     if feed.scope == "pool":
         return find(Query(pool=feed.target, kinds=kinds, start=since, end=until))
     lanes = _lanes(ledger, feed.target)
-    found = [
+    shown = [
         booking
         for pool in sorted(set(lanes.values()))
         for booking in find(Query(pool=pool, kinds=kinds, start=since, end=until))
         if set(booking.lanes) & set(lanes) or booking.ask.gpu.lower() == feed.target.lower()
     ]
-    return sorted(found, key=lambda booking: (booking.ask.start, booking.id))
+    return sorted(shown, key=lambda booking: (booking.ask.start, booking.id))
 
 
 def ical(bookings: Sequence[Booking], site: str, title: str, page: str = "") -> bytes:

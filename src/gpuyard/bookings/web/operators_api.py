@@ -111,8 +111,8 @@ def install(app: FastAPI, ledger: Ledger, rows: BookingRows) -> None:
     @app.get("/v1/holds", tags=[TAG], responses=responses(headers=False))
     def list_holds(who: Who) -> BookingList:
         """Holds that are not over."""
-        found = ledger.find(Wanted(kinds=frozenset({BookingKind.HOLD}), states=OPEN))
-        return BookingList(bookings=list(map(rows.of(who), found)))
+        holds = ledger.find(Wanted(kinds=frozenset({BookingKind.HOLD}), states=OPEN))
+        return BookingList(bookings=list(map(rows.of(who), holds)))
 
     @app.post("/v1/holds", tags=[TAG], status_code=201, responses=responses(409, headers=False))
     def create_hold(who: Who, ask: HoldAsk) -> BookingList:
@@ -141,18 +141,18 @@ def install(app: FastAPI, ledger: Ledger, rows: BookingRows) -> None:
             (rule.pool, rule.project): None if rule.rules is None else resolve(site=rule.rules)
             for rule in changed.rules
         }
-        found = ledger.changed_rules(rules, changed.timezone)
-        return Findings(findings=[FindingRow(**one.as_dict()) for one in found])
+        findings = ledger.changed_rules(rules, changed.timezone)
+        return Findings(findings=[FindingRow(**finding.as_dict()) for finding in findings])
 
     @app.get("/v1/audit", tags=["operation"], responses=responses(headers=False))
     def audit(request: Request, who: Who, wanted: Annotated[AuditFilter, Query()]) -> Audit:
         """Who did what by which rule; for admins."""
         require(who.person, Verb.ADMINISTER)
         query = AuditQuery(wanted.user, wanted.target, wanted.pool, wanted.project, wanted.start, wanted.end)
-        found = ledger.audit(wanted.limit, wanted.before, query)
-        entries = [AuditRow.model_validate(entry, from_attributes=True) for entry in found]
+        records = ledger.audit(wanted.limit, wanted.before, query)
+        entries = [AuditRow.model_validate(entry, from_attributes=True) for entry in records]
         links = []
         if len(entries) == wanted.limit:
-            kept = [(name, value) for name, value in request.query_params.multi_items() if name != "before"]
-            links = [Link(rel="next", href=f"/v1/audit?{urlencode([*kept, ('before', entries[-1].id)])}")]
+            query_string = [(name, value) for name, value in request.query_params.multi_items() if name != "before"]
+            links = [Link(rel="next", href=f"/v1/audit?{urlencode([*query_string, ('before', entries[-1].id)])}")]
         return Audit(entries=entries, links=links)

@@ -18,8 +18,8 @@ def is_near(booking: Booking, user_id: str, projects: Collection[str]) -> bool:
 
 def project_for(booking: Booking, others: OthersShown, who: Visitor) -> str:
     """Return the project of a booking, as a person sees it."""
-    known = booking.project_id in projects_of(who) or not hides(others, who)
-    return booking.project if known else shown_project(booking.project, others)
+    visible = booking.project_id in projects_of(who) or not hides(others, who)
+    return booking.project if visible else shown_project(booking.project, others)
 
 
 def hidden(booking: Booking, others: OthersShown) -> Booking:

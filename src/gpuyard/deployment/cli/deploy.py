@@ -83,21 +83,21 @@ def deploy(
     every = all_steps(wish, compute_group(read_folder(kolla)))
     some = bool(limit and not full and not steps)
     todo = chosen(within_limit(every, first) if some else every, steps or (), first)
-    found = find_program(program)
-    _check(compiled.site.release, found)
-    beside = found.parent / "ansible-inventory"
+    executable = find_program(program)
+    _check(compiled.site.release, executable)
+    beside = executable.parent / "ansible-inventory"
     rendering = rendering_of(compiled, kolla, wish.inventories, beside if beside.exists() else None)
     _must_be_rendered([str(change.path) for change in rendering.changes], wish, site)
     show_notes(rendering.notes)
     common = _common(wish, site, program, logs)
     remaining = _remaining(every, wish, common) if some else []
     for step in todo:
-        print(f"{step.name}: {_shown(found, step)}  ({step.reason})")
+        print(f"{step.name}: {_shown(executable, step)}  ({step.reason})")
     print(*remaining, sep="\n", end="\n" if remaining else "")
-    if not yes and not confirmed(f"Run {len(todo)} steps with {found}?"):
+    if not yes and not confirmed(f"Run {len(todo)} steps with {executable}?"):
         print("Nothing was run.")
         raise typer.Exit(1)
-    _run(found, todo, kolla, logs or _state() / "deploy", _ways_on(todo, wish, common, named=bool(steps)))
+    _run(executable, todo, kolla, logs or _state() / "deploy", _ways_on(todo, wish, common, named=bool(steps)))
     print(*remaining, sep="\n", end="\n" if remaining else "")
 
 

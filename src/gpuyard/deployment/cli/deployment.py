@@ -74,7 +74,7 @@ class _Asked:
     def again(self) -> str:
         """The command that goes on."""
         words = ["gpuyard", "deploy", "run"]
-        said = {
+        options = {
             "--site": "" if self.site == DEFAULT_SITE else str(self.site),
             "--kolla": "" if self.kolla == DEFAULT_KOLLA else str(self.kolla),
             "--limit": self.limit,
@@ -87,7 +87,7 @@ class _Asked:
             "--state": str(self.state or ""),
             "--reboot-minutes": "" if self.minutes == REBOOT_MINUTES else f"{self.minutes:g}",
         }
-        words += [word for name, value in said.items() if value for word in (name, value)]
+        words += [word for name, value in options.items() if value for word in (name, value)]
         return shlex.join([*words, *(["--sudo"] if self.sudo else [])])
 
 
@@ -112,11 +112,11 @@ def plan(
     """
     from gpuyard.model.errors import UsageError
 
-    asked = _Asked(site, kolla, limit, first, last, ssh_config, python, sudo, cloud, program, state)
+    options = _Asked(site, kolla, limit, first, last, ssh_config, python, sudo, cloud, program, state)
     if format_ not in (Format.TABLE, Format.JSON):
         raise UsageError(f"a plan cannot be printed as {format_.value}; use -f json")
-    deployment, _ = _deployment(asked)
-    tasks = deployment.plan(deployment.first_look(), _journal_file(asked, deployment).read())
+    deployment, _ = _deployment(options)
+    tasks = deployment.plan(deployment.first_look(), _journal_file(options, deployment).read())
     if format_ is Format.JSON:
         print(json.dumps([_row(task) for task in tasks], indent=2))
     else:
@@ -148,30 +148,30 @@ def run(
     """
     from gpuyard.model.errors import GpuyardError
 
-    asked = _Asked(site, kolla, limit, first, last, ssh_config, python, sudo, cloud, program, state, reboot_minutes)
-    deployment, doors = _deployment(asked)
+    options = _Asked(site, kolla, limit, first, last, ssh_config, python, sudo, cloud, program, state, reboot_minutes)
+    deployment, doors = _deployment(options)
     screen = _Screen()
     doors.on_task, doors.hosts.on_event = screen.task, screen.event
     try:
-        _run(asked, deployment, doors, screen, yes)
+        _run(options, deployment, doors, screen, yes)
     except KeyboardInterrupt:
         screen.clear()
-        print(f"gpuyard: interrupted; go on with: {asked.again()}", file=sys.stderr)
+        print(f"gpuyard: interrupted; go on with: {options.again()}", file=sys.stderr)
         raise
     except GpuyardError as error:
         screen.clear()
-        error.args = (f"{error}\ngo on with: {asked.again()}",)
+        error.args = (f"{error}\ngo on with: {options.again()}",)
         raise
 
 
-def _run(asked: _Asked, deployment: Deployment, doors: SitePorts, screen: _Screen, yes: bool) -> None:
+def _run(options: _Asked, deployment: Deployment, doors: SitePorts, screen: _Screen, yes: bool) -> None:
     import secrets
 
     from gpuyard.console.prompts import confirmed
     from gpuyard.deployment.runner import stop_at_blocked
     from gpuyard.deployment.tasks import TaskStanding
 
-    file = _journal_file(asked, deployment)
+    file = _journal_file(options, deployment)
     with file.writer() as writer:
         doors.held = (writer.descriptor,)
         journal = file.read(secrets.token_hex(4))
@@ -190,7 +190,7 @@ def _run(asked: _Asked, deployment: Deployment, doors: SitePorts, screen: _Scree
         print(f"All {len(tasks)} steps are done.")
 
 
-def _deployment(asked: _Asked) -> tuple[Deployment, SitePorts]:
+def _deployment(options: _Asked) -> tuple[Deployment, SitePorts]:
     from gpuyard.deployment.folder import DeployFolder
     from gpuyard.deployment.hosts import DeployHosts
     from gpuyard.deployment.journal import DeployJournal
@@ -202,51 +202,51 @@ def _deployment(asked: _Asked) -> tuple[Deployment, SitePorts]:
     from gpuyard.model.errors import UsageError
     from gpuyard.site.load import read_site
 
-    site = read_site(asked.site)
+    site = read_site(options.site)
     if site.deploy is None:
         raise UsageError(
-            f"{asked.site} has no 'deploy', which names the machines; "
+            f"{options.site} has no 'deploy', which names the machines; "
             "docs/how-to/from-bare-machines-to-a-cloud.md says what to write"
         )
-    wanted = _range(asked)
-    ssh = ("ssh",) if asked.ssh_config is None else ("ssh", "-F", str(asked.ssh_config))
+    deploy_range = _range(options)
+    ssh = ("ssh",) if options.ssh_config is None else ("ssh", "-F", str(options.ssh_config))
     hosts = DeployHosts(
-        site.deploy, FleetOptions(ssh, asked.python, asked.sudo), asked.minutes * 60, time.monotonic, time.sleep
+        site.deploy, FleetOptions(ssh, options.python, options.sudo), options.minutes * 60, time.monotonic, time.sleep
     )
-    folder = DeployFolder(asked.kolla, asked.program)
+    folder = DeployFolder(options.kolla, options.program)
     program = Path(sys.executable).parent / "gpuyard"
     service = DeployService(
-        Path("/"), ("systemctl",), (str(program),), asked.site, site, folder.credentials, asked.cloud or CLOUD
+        Path("/"), ("systemctl",), (str(program),), options.site, site, folder.credentials, options.cloud or CLOUD
     )
     doors = SitePorts(
-        asked.site,
+        options.site,
         site,
-        wanted.hosts,
+        deploy_range.hosts,
         hosts,
         folder,
-        asked.cloud,
-        (asked.state or state_folder()) / "logs",
-        asked.ssh_config,
+        options.cloud,
+        (options.state or state_folder()) / "logs",
+        options.ssh_config,
         service,
         lambda: datetime.now(UTC),
     )
-    deployment = Deployment(site, doors, wanted, lambda: datetime.now(UTC))
+    deployment = Deployment(site, doors, deploy_range, lambda: datetime.now(UTC))
     deployment.plan(DeploymentState(), DeployJournal())  # words that are wrong end here
     return deployment, doors
 
 
-def _range(asked: _Asked) -> DeployRange:
+def _range(options: _Asked) -> DeployRange:
     from gpuyard.deployment.tasks import DeployRange
 
-    hosts = tuple(dict.fromkeys(filter(None, (name.strip() for name in asked.limit.split(",")))))
-    return DeployRange(asked.first, asked.last, hosts)
+    hosts = tuple(dict.fromkeys(filter(None, (name.strip() for name in options.limit.split(",")))))
+    return DeployRange(options.first, options.last, hosts)
 
 
-def _journal_file(asked: _Asked, deployment: Deployment) -> JournalFile:
+def _journal_file(options: _Asked, deployment: Deployment) -> JournalFile:
     from gpuyard.deployment.journal import JournalFile
     from gpuyard.deployment.ports import state_folder
 
-    return JournalFile((asked.state or state_folder()) / f"{deployment.site.site}.journal")
+    return JournalFile((options.state or state_folder()) / f"{deployment.site.site}.journal")
 
 
 def _row(task: DeployTask) -> dict[str, object]:

@@ -91,10 +91,10 @@ def rendering_of(
     from gpuyard.model.errors import BlockedError
 
     folder = read_folder(kolla)
-    known: KollaInventory | None = None
+    kolla_inventory: KollaInventory | None = None
     if inventories:
-        known = read_inventory(inventories, compute_group(folder), program)
-    rendering = plan_kolla(compiled, folder, known)
+        kolla_inventory = read_inventory(inventories, compute_group(folder), program)
+    rendering = plan_kolla(compiled, folder, kolla_inventory)
     if rendering.refusals:
         raise BlockedError(rendering.refused)
     return rendering

@@ -256,7 +256,7 @@ def _server(name: str, door: PublicEndpoint, behind: Socket, gateway: SiteGatewa
         listen [::]:{port} ssl;
         server_name {door.public.name};
         add_header Strict-Transport-Security "{HSTS}" always;"""
-    yield from (f"        allow {one};" for one in allowed)
+    yield from (f"        allow {network};" for network in allowed)
     if allowed:
         yield "        deny all;"
     yield f"""        if ($ssl_server_name !~* "^{re.escape(door.public.name)}$") {{
@@ -358,7 +358,7 @@ def _special(name: str, gateway: SiteGateway, webhook: bool) -> Iterator[tuple[s
         yield "~ ^/login/?$", (everyone, logins)
         yield "^~ /static/", (everyone,)  # what the page for logging in is made of
         if webhook:
-            from_github = [f"allow {one};" for one in gateway.webhooks_from]
+            from_github = [f"allow {network};" for network in gateway.webhooks_from]
             from_github += ["deny all;"] if from_github else ["allow all;"]
             yield f"= {HOOK}", (f"client_max_body_size {WEBHOOK_BODY};", everyone, *from_github)
 

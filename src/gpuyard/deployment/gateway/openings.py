@@ -56,7 +56,7 @@ def _part(part: str) -> str:
     if not part.startswith("{"):
         return re.escape(part)
     choice = part[1:-1].split("|")
-    return PART if len(choice) == 1 else f"(?:{'|'.join(re.escape(one) for one in choice)})"
+    return PART if len(choice) == 1 else f"(?:{'|'.join(re.escape(alternative) for alternative in choice)})"
 
 
 G, P, D = ("GET",), ("POST",), ("DELETE",)

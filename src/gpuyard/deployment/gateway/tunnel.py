@@ -102,7 +102,7 @@ def reached(gateway: SiteGateway) -> dict[str, Socket]:
 def _ports(doors: Mapping[str, PublicEndpoint], tunnel: SshTunnel) -> dict[Socket, int]:
     """What is in the cloud -> the port of the gateway's loopback at which it comes out."""
     behind = dict.fromkeys(door.behind for door in doors.values())
-    return {one: tunnel.first_port + number for number, one in enumerate(behind)}
+    return {socket: tunnel.first_port + number for number, socket in enumerate(behind)}
 
 
 def tunnel_files(gateway: SiteGateway) -> dict[str, str]:

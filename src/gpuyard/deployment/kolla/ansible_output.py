@@ -110,15 +110,15 @@ def secrets_in(text: str) -> tuple[str, ...]:
         document = YAML(typ="safe", pure=True).load(text)
     except YAMLError:
         return ()
-    found: set[str] = set()
+    secrets: set[str] = set()
     waiting: list[Any] = [document]
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
             waiting += value.values()
         elif isinstance(value, str):
-            found.update(_parts(value))
-    return tuple(sorted(found, key=lambda secret: (-len(secret), secret)))
+            secrets.update(_parts(value))
+    return tuple(sorted(secrets, key=lambda secret: (-len(secret), secret)))
 
 
 def _parts(value: str) -> Iterable[str]:

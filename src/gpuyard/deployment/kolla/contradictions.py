@@ -30,10 +30,10 @@ def contradictions(compiled: CompiledSite, variables: Variables) -> tuple[str, .
 def doubts(variables: Variables) -> tuple[str, ...]:
     """Return notes about variables that matter here and that only Ansible can evaluate."""
     names = ("enable_neutron_sriov", "enable_blazar", "enable_nova", "enable_placement", "openstack_release")
-    found = (variable for name in names for variable in variables.all(name))
+    relevant = (variable for name in names for variable in variables.all(name))
     return tuple(
         f"{variable.place}: {variable.name} is {variable.value!r}, which only Ansible can evaluate: check it yourself"
-        for variable in found
+        for variable in relevant
         if variable.truth is None
     )
 
@@ -109,9 +109,9 @@ def _services(compiled: CompiledSite, variables: Variables) -> Iterable[str]:
         yield from _must_be(variables, name, True, "a site of gpuyard needs the service")
 
 
-def _must_be(variables: Variables, name: str, wanted: bool, because: str) -> Iterable[str]:
+def _must_be(variables: Variables, name: str, expected: bool, because: str) -> Iterable[str]:
     for variable in variables.all(name):
-        if variable.truth is not None and variable.truth is not wanted:
+        if variable.truth is not None and variable.truth is not expected:
             yield f"{variable.place}: {name} is {variable.value!r}; {because}"
 
 
@@ -120,10 +120,10 @@ def unreleased(compiled: CompiledSite, variables: Variables) -> Iterable[str]:
     named = {str(variable.value) for variable in variables.all("openstack_release")}
     later = {release for major, release in RELEASE_OF.items() if major > NEWEST_KOLLA}
     if compiled.site.release in later - named:
-        said = "" if "release" in compiled.site.model_fields_set else " by default, because the site file names none"
+        reason = "" if "release" in compiled.site.model_fields_set else " by default, because the site file names none"
         newest = RELEASE_OF[NEWEST_KOLLA]
         yield (
-            f"these are options for OpenStack {compiled.site.release}{said}, and the newest Kolla that gpuyard knows "
+            f"these are options for OpenStack {compiled.site.release}{reason}, and the newest Kolla that gpuyard knows "
             f"deploys {newest}; for that write 'release: \"{newest}\"' in the site file"
         )
 
@@ -132,11 +132,11 @@ def _gateway(compiled: CompiledSite, variables: Variables) -> Iterable[str]:
     """Doors of the gateway to what Kolla does not deploy."""
 
     def values(switch: KollaSwitch) -> Iterable[tuple[str, object]]:
-        said = variables.all(switch.variable)
-        if said and any(switch.deploys(variable.value) for variable in said):
+        settings = variables.all(switch.variable)
+        if settings and any(switch.deploys(variable.value) for variable in settings):
             return  # of hosts, some say so
-        yield from ((f"in {variable.place}", variable.value) for variable in said)
-        if not said:
+        yield from ((f"in {variable.place}", variable.value) for variable in settings)
+        if not settings:
             yield "by default, and neither globals.yml, globals.d nor the inventory sets it", switch.default
 
     if compiled.site.gateway is not None:
@@ -145,23 +145,23 @@ def _gateway(compiled: CompiledSite, variables: Variables) -> Iterable[str]:
 
 def _release(compiled: CompiledSite, variables: Variables) -> Iterable[str]:
     for variable in variables.all("openstack_release"):
-        said, wanted = str(variable.value), compiled.site.release
-        if said in RELEASES and said != wanted:
+        configured, expected = str(variable.value), compiled.site.release
+        if configured in RELEASES and configured != expected:
             yield (
-                f"{variable.place}: openstack_release is {said}, and the site file says 'release: {wanted}'; "
-                f"write 'release: \"{said}\"' in the site file, or upgrade first"
+                f"{variable.place}: openstack_release is {configured}, and the site file says 'release: {expected}'; "
+                f"write 'release: \"{configured}\"' in the site file, or upgrade first"
             )
 
 
 def owner_of_provider_config(variables: Variables) -> tuple[str, ...]:
     """Return a refusal when the operator sets the variable that carries the provider configuration."""
-    found = variables.all(PROVIDER_CONFIG)
-    if not found:
+    settings = variables.all(PROVIDER_CONFIG)
+    if not settings:
         return ()
-    more = f" (and of {len(found) - 1} more)" if len(found) > 1 else ""
+    more = f" (and of {len(settings) - 1} more)" if len(settings) > 1 else ""
     return (
         (
-            f"{found[0].place}{more}: {PROVIDER_CONFIG} is set, and so it is by gpuyard, for the site's hosts: only "
+            f"{settings[0].place}{more}: {PROVIDER_CONFIG} is set, and so it is by gpuyard, for the site's hosts: only "
             "one of the two would reach nova-compute; take it out there, and write what is in it under the hosts' "
             "`inventories` and `traits` in the site file"
         ),

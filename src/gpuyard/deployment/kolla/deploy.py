@@ -94,15 +94,15 @@ def _step(wish: Wish, name: str, reason: str, verb: str, *more: str) -> DeploySt
 
 def chosen(steps: Sequence[DeployStep], names: Sequence[str], first: str = "") -> tuple[DeployStep, ...]:
     """Return the steps to run: those named, or all from `first` on, always in their order. Raises UsageError."""
-    known = [step.name for step in steps]
+    step_names = [step.name for step in steps]
     for name in (*names, *([first] if first else [])):
-        if name not in known:
-            raise UsageError(f"there is no step {name!r}; there are {', '.join(known)}")
+        if name not in step_names:
+            raise UsageError(f"there is no step {name!r}; there are {', '.join(step_names)}")
     if names and first:
         raise UsageError("name the steps, or one with --from to go on there, not both")
     if names:
         return tuple(step for step in steps if step.name in names)
-    return tuple(steps[known.index(first) if first else 0 :])
+    return tuple(steps[step_names.index(first) if first else 0 :])
 
 
 def within_limit(steps: Sequence[DeployStep], first: str = "") -> tuple[DeployStep, ...]:

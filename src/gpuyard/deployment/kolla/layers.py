@@ -75,9 +75,11 @@ def chains(hosts: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 def neighbours(path: str, hosts: Iterable[str]) -> dict[str, bool]:
     """Return files that are merged with this one -> whether they come later, and so hide its keys."""
-    found: dict[str, bool] = {}
+    later_by_path: dict[str, bool] = {}
     for chain in chains({*hosts, ""}):
         if path in chain:
-            here = chain.index(path)
-            found.update({other: index > here for index, other in enumerate(chain) if index != here})
-    return found
+            position = chain.index(path)
+            later_by_path.update(
+                {neighbour: index > position for index, neighbour in enumerate(chain) if index != position}
+            )
+    return later_by_path

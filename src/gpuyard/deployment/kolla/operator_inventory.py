@@ -69,16 +69,16 @@ def parse_inventory(document: Mapping[str, Any], group: str) -> KollaInventory:
 
 def _members(document: Mapping[str, Any], group: str) -> list[str]:
     """Hosts of a group and of the groups in it, once each."""
-    found: dict[str, None] = {}
-    waiting, seen = [group], set()
+    hosts: dict[str, None] = {}
+    waiting, visited = [group], set()
     while waiting:
         name = waiting.pop(0)
-        if name not in seen:
-            seen.add(name)
+        if name not in visited:
+            visited.add(name)
             members = document.get(name, {})
-            found.update(dict.fromkeys(members.get("hosts", ())))
+            hosts.update(dict.fromkeys(members.get("hosts", ())))
             waiting += members.get("children", ())
-    return list(found)
+    return list(hosts)
 
 
 def inventory_names(hosts: Sequence[str], computes: Sequence[str], group: str) -> tuple[dict[str, str], list[str]]:
@@ -96,8 +96,8 @@ def inventory_names(hosts: Sequence[str], computes: Sequence[str], group: str) -
             names[host] = match[0]
         else:
             have = ", ".join(computes[:8]) + (", ..." if len(computes) > 8 else "")
-            seen = f"could be {' or '.join(match)}" if match else f"is none of its hosts: {have or 'it has none'}"
-            problems.append(f"host {host} of the site is not in group {group} of the inventory: it {seen}")
+            reason = f"could be {' or '.join(match)}" if match else f"is none of its hosts: {have or 'it has none'}"
+            problems.append(f"host {host} of the site is not in group {group} of the inventory: it {reason}")
     taken: dict[str, str] = {}
     for host, name in names.items():
         if name in taken:

@@ -90,10 +90,10 @@ class _Wanted:
 
     def values(self) -> dict[tuple[str, str], list[str]]:
         """By (section, key), as _normal writes them."""
-        found: dict[tuple[str, str], list[str]] = {}
+        values_by_key: dict[tuple[str, str], list[str]] = {}
         for option in (*self.options, *self.templates):
-            found.setdefault(_normal(option.section, option.key), []).append(option.value)
-        return found
+            values_by_key.setdefault(_normal(option.section, option.key), []).append(option.value)
+        return values_by_key
 
 
 def plan_kolla(compiled: CompiledSite, folder: KollaFolder, inventory: KollaInventory | None = None) -> Rendering:
@@ -110,13 +110,13 @@ def plan_kolla(compiled: CompiledSite, folder: KollaFolder, inventory: KollaInve
     else:
         notes.append(NAMES_NOTE)
     halves = {path: ini.split(text, str(folder.custom / path)) for path, text in folder.overrides.items()}
-    wanted = _wanted(compiled, names, folder)
-    limit_notes = _add_limits(compiled, wanted, halves, folder)
-    refusals += _conflicts(wanted, halves, folder, set(names.values()))
-    refusals += _misplaced(wanted, halves, folder)
-    stopped, gone = _taken_back(wanted, halves, folder, inventory)
+    desired = _wanted(compiled, names, folder)
+    limit_notes = _add_limits(compiled, desired, halves, folder)
+    refusals += _conflicts(desired, halves, folder, set(names.values()))
+    refusals += _misplaced(desired, halves, folder)
+    stopped, gone = _taken_back(desired, halves, folder, inventory)
     refusals, notes = [*refusals, *stopped], [*notes, *gone]
-    changes = [*_override_changes(wanted, halves, folder)]
+    changes = [*_override_changes(desired, halves, folder)]
     provider_change, provider_refusals = _provider_change(compiled, names, folder, variables)
     changes += provider_change
     return Rendering(tuple(changes), (*refusals, *provider_refusals), (*notes, *limit_notes))
@@ -131,7 +131,7 @@ def compute_group(folder: KollaFolder) -> str:
 def _wanted(compiled: CompiledSite, names: Mapping[str, str], folder: KollaFolder) -> dict[str, _Wanted]:
     """Override file -> its options."""
     cells = folder.variables.get("enable_cells")
-    wanted: dict[str, _Wanted] = {}
+    desired: dict[str, _Wanted] = {}
     for options in compiled.options:
         if not options.options:
             continue
@@ -140,13 +140,13 @@ def _wanted(compiled: CompiledSite, names: Mapping[str, str], folder: KollaFolde
             services.append("nova-super-conductor")  # the conductor that schedules, then
         for service in services:
             path = override(service, None if options.host is None else names[options.host])
-            before = wanted.get(path, _Wanted()).options
-            wanted[path] = _Wanted((*before, *options.options))
-    return wanted
+            before = desired.get(path, _Wanted()).options
+            desired[path] = _Wanted((*before, *options.options))
+    return desired
 
 
 def _add_limits(
-    compiled: CompiledSite, wanted: dict[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder
+    compiled: CompiledSite, desired: dict[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder
 ) -> list[str]:
     """Add Nova's credentials for limits, which Kolla knows nothing of. Returns notes."""
     common = compiled.options_of("nova")
@@ -165,17 +165,17 @@ def _add_limits(
         return [ROLE_NOTE, OLD_LIMIT_NOTE.format(release=compiled.site.release, place=own)]
     path = override("nova", None)
     templates = tuple(Option("oslo_limit", key, value, LIMIT_REASON) for key, value in OSLO_LIMIT.items())
-    wanted[path] = _Wanted(wanted.get(path, _Wanted()).options, templates)
+    desired[path] = _Wanted(desired.get(path, _Wanted()).options, templates)
     return [ROLE_NOTE]
 
 
 def _conflicts(
-    wanted: Mapping[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder, hosts: set[str]
+    desired: Mapping[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder, hosts: set[str]
 ) -> Iterator[str]:
     """Keys that gpuyard and the operator would both set for one service."""
     hosts = hosts | set(folder.hosts)
-    said: set[tuple[str, int]] = set()
-    for path, want in wanted.items():
+    reported: set[tuple[str, int]] = set()
+    for path, want in desired.items():
         ours = want.values()
         others: dict[str, bool | None] = {path: None, **neighbours(path, hosts)}
         for other in (name for name in others if name in halves):
@@ -183,11 +183,11 @@ def _conflicts(
             for setting in own:
                 key = _normal(setting.section, setting.key)
                 hit, old = (key, False) if key in ours else (_new_name(key), True)
-                if hit not in ours or (other, setting.line) in said:
+                if hit not in ours or (other, setting.line) in reported:
                     continue
                 if others[other] is not None and not old and _values(own, key) == ours[hit]:
                     continue  # the same values: whichever is read
-                said.add((other, setting.line))
+                reported.add((other, setting.line))
                 place = f"{folder.custom / other} line {halves[other].line(setting.line)}"
                 why = _why(hit, folder.custom / path, others[other], old)
                 host = path.split("/")[1] if path.count("/") == other.count("/") == 2 else "HOST"
@@ -219,8 +219,8 @@ def _values(own: Sequence[IniSetting], key: tuple[str, str]) -> list[str]:
     return [setting.value for setting in own if _normal(setting.section, setting.key) == key]
 
 
-def _misplaced(wanted: Mapping[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder) -> Iterator[str]:
-    for path in wanted:
+def _misplaced(desired: Mapping[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder) -> Iterator[str]:
+    for path in desired:
         if path in halves:
             trouble = ini.trouble_below_a_block(halves[path].own)
             if trouble is not None:
@@ -229,7 +229,7 @@ def _misplaced(wanted: Mapping[str, _Wanted], halves: Mapping[str, ini.Halves], 
 
 
 def _taken_back(
-    wanted: Mapping[str, _Wanted],
+    desired: Mapping[str, _Wanted],
     halves: Mapping[str, ini.Halves],
     folder: KollaFolder,
     inventory: KollaInventory | None,
@@ -238,7 +238,7 @@ def _taken_back(
     refusals, notes = [], []
     for path, half in halves.items():
         reported = any(setting.key == "report_in_placement" for setting in ini.settings(half.block))
-        if not reported or ("pci", "report_in_placement") in wanted.get(path, _Wanted()).values():
+        if not reported or ("pci", "report_in_placement") in desired.get(path, _Wanted()).values():
             continue
         host = path.split("/")[1] if path.count("/") == 2 else ""
         text = (
@@ -255,10 +255,10 @@ def _taken_back(
 
 
 def _override_changes(
-    wanted: Mapping[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder
+    desired: Mapping[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder
 ) -> Iterator[Change]:
-    for path in sorted({*wanted, *(path for path, half in halves.items() if half.block)}):
-        want = wanted.get(path, _Wanted())
+    for path in sorted({*desired, *(path for path, half in halves.items() if half.block)}):
+        want = desired.get(path, _Wanted())
         own = halves[path].own if path in halves else ""
         after = ini.join(ini.block(want.options, want.templates), own) or None
         before = folder.overrides.get(path)

@@ -36,18 +36,18 @@ class Finished:
 
 def find_program(name: str) -> Path:
     """Return the program's path. Raises UsageError when there is no such program."""
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise UsageError(
             f"{name} is not there; activate the virtual environment of kolla-ansible, or name it with --kolla-ansible"
         )
-    return Path(found).absolute()
+    return Path(path).absolute()
 
 
 def environment(program: Path, base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a run: kolla-ansible looks for ansible-playbook in PATH; it is beside it."""
-    kept = {name: value for name, value in base.items() if name != "ANSIBLE_FORCE_COLOR"}
-    return {**kept, **OUTPUT, "PATH": os.pathsep.join([str(program.parent), base.get("PATH", os.defpath)])}
+    inherited = {name: value for name, value in base.items() if name != "ANSIBLE_FORCE_COLOR"}
+    return {**inherited, **OUTPUT, "PATH": os.pathsep.join([str(program.parent), base.get("PATH", os.defpath)])}
 
 
 def version(program: Path) -> str:

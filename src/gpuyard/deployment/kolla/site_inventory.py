@@ -86,15 +86,15 @@ def variables_of(site: Site) -> dict[str, object]:
     """Return Kolla's variables that the site decides, but for the interfaces, which are in the inventory."""
     assert site.deploy is not None
     deploy = site.deploy
-    found: dict[str, object] = {
+    variables: dict[str, object] = {
         "kolla_base_distro": deploy.base,
         "openstack_release": site.release,
         "kolla_internal_vip_address": deploy.api_address,
     }
     if not deploy.balanced:
         # ProxySQL stays on without HAProxy, and would listen where MariaDB does: address of the APIs, port 3306.
-        found |= dict.fromkeys(BALANCERS, False)
-    return found | dict(sorted(deploy.variables.items()))
+        variables |= dict.fromkeys(BALANCERS, False)
+    return variables | dict(sorted(deploy.variables.items()))
 
 
 def render_variables(site: Site) -> str:
@@ -114,13 +114,13 @@ def plan_machines(
     """Plan the changes in a Kolla folder for the site's machines. `files`: the texts that INVENTORY, VARIABLES and
     GLOBALS have there, None where there is none. `variables`: the operator's own."""
     assert site.deploy is not None
-    wanted = {INVENTORY: render_inventory(example, site.deploy), VARIABLES: render_variables(site)}
-    changes = [Change(folder / name, files[name], text) for name, text in wanted.items() if files[name] != text]
+    desired_texts = {INVENTORY: render_inventory(example, site.deploy), VARIABLES: render_variables(site)}
+    changes = [Change(folder / name, files[name], text) for name, text in desired_texts.items() if files[name] != text]
     if files[GLOBALS] is None:
         changes.insert(0, Change(folder / GLOBALS, None, EMPTY_GLOBALS))
     refusals = [
         f"{folder / name} was not written by gpuyard, which needs a file of that name; rename it"
-        for name in wanted
+        for name in desired_texts
         if (before := files[name]) is not None and OURS not in before[: len(OURS) + 4]
     ]
     return Rendering(tuple(changes), (*refusals, *_said_twice(site, variables)))

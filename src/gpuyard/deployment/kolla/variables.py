@@ -59,12 +59,12 @@ class Variables:
 def read_variables(files: Iterable[tuple[str, str]]) -> dict[str, Variable]:
     """Read variables from (name, text) of files in the order in which they are passed. Raises UsageError for invalid
     YAML."""
-    found: dict[str, Variable] = {}
+    variables: dict[str, Variable] = {}
     for source, text in files:
         document = _parse(source, text)
         for key, value in document.items():
-            found[str(key)] = Variable(str(key), value, source, document.lc.key(key)[0] + 1)
-    return found
+            variables[str(key)] = Variable(str(key), value, source, document.lc.key(key)[0] + 1)
+    return variables
 
 
 def _parse(source: str, text: str) -> CommentedMap:

@@ -66,7 +66,7 @@ def hand_made(files: Sequence[ConfigFile], hosts: Collection[str]) -> HandMade:
     complaints: list[str] = []
     entries: dict[str, tuple[Entry, ...] | None] = {}
     for host, mine in own.items():
-        view = next((one for one in (mine, shared) if settings_of(one)), None)
+        view = next((candidate for candidate in (mine, shared) if settings_of(candidate)), None)
         if view is None:
             entries[host] = None
             continue
@@ -75,9 +75,9 @@ def hand_made(files: Sequence[ConfigFile], hosts: Collection[str]) -> HandMade:
         complaints += [
             f"{refusal.source}: {refusal.reason}; nova-compute does not start with it" for refusal in specs.refusals
         ]
-    found, more = _aliases(shared, own)
+    aliases_by_name, more = _aliases(shared, own)
     in_placement, doubt = _in_placement(shared, own)
-    return HandMade(found, entries, in_placement, tuple(dict.fromkeys([*complaints, *more, *doubt])))
+    return HandMade(aliases_by_name, entries, in_placement, tuple(dict.fromkeys([*complaints, *more, *doubt])))
 
 
 def _view(host: str | None, files: Sequence[ConfigFile]) -> View:
@@ -97,13 +97,13 @@ def _aliases(shared: View, own: Mapping[str, View]) -> tuple[dict[str, tuple[Ali
     for host, mine in of_hosts.items():
         if common.set and mine.set and _meaning(mine.items) != _meaning(common.items):
             complaints.append(f"the aliases of {host} are not those of the files of all hosts, which were taken")
-    found: dict[str, list[Alias]] = {}
+    aliases_by_name: dict[str, list[Alias]] = {}
     for all_ in read:
         for alias in all_.items:
-            known = found.setdefault(alias.name, [])
-            if alias.wish not in [one.wish for one in known]:
-                known.append(alias)
-    return {name: tuple(items) for name, items in found.items()}, complaints
+            variants = aliases_by_name.setdefault(alias.name, [])
+            if alias.wish not in [variant.wish for variant in variants]:
+                variants.append(alias)
+    return {name: tuple(items) for name, items in aliases_by_name.items()}, complaints
 
 
 def _meaning(items: Iterable[Alias]) -> set[tuple[tuple[str, str], ...]]:
@@ -111,14 +111,14 @@ def _meaning(items: Iterable[Alias]) -> set[tuple[tuple[str, str], ...]]:
 
 
 def _in_placement(shared: View, own: Mapping[str, View]) -> tuple[bool, list[str]]:
-    said = shared if shared.last(*PLACED) else None
-    for view in () if said else own.values():
-        said = said or (view if view.last(*PLACED) else None)
-    if said is None:
+    source = shared if shared.last(*PLACED) else None
+    for view in () if source else own.values():
+        source = source or (view if view.last(*PLACED) else None)
+    if source is None:
         return False, []
-    value = said.boolean(*PLACED)
+    value = source.boolean(*PLACED)
     if value is None:
-        place = said.last(*PLACED)
+        place = source.last(*PLACED)
         return False, [f"{place}: pci_in_placement is neither true nor false"]
     return value, []
 
@@ -126,14 +126,14 @@ def _in_placement(shared: View, own: Mapping[str, View]) -> tuple[bool, list[str
 def offered_now(inventories: Mapping[str, Inventory], config: HandMade) -> list[Offer]:
     """Return the devices offered by host, in bus order; every GPU of a host for which the files given have no
     device_spec."""
-    found: list[Offer] = []
+    offered: list[Offer] = []
     for host, inventory in inventories.items():
         entries = config.entries.get(host)
         if entries is None:
-            found += [Offer(gpu, None, host) for gpu in inventory.gpus]
+            offered += [Offer(gpu, None, host) for gpu in inventory.gpus]
         else:
-            found += offers(entries, inventory, host)
-    return found
+            offered += offers(entries, inventory, host)
+    return offered
 
 
 def comes_with_gpu(function: PciFunction, inventory: Inventory) -> bool:

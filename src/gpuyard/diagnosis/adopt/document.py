@@ -67,12 +67,12 @@ def _text(text: str, quoted: bool) -> str:
 
 def _comment(node: CommentedMap, place: Place, comments: Mapping[Place, str], indent: int) -> None:
     for key, child in node.items():
-        here = (*place, key)
-        if here in comments:
-            lines = textwrap.wrap(plain(comments[here]), WIDTH - indent - 2, break_on_hyphens=False)
+        child_place = (*place, key)
+        if child_place in comments:
+            lines = textwrap.wrap(plain(comments[child_place]), WIDTH - indent - 2, break_on_hyphens=False)
             node.yaml_set_comment_before_after_key(key, before="\n".join(lines), indent=indent)
         if isinstance(child, CommentedMap) and child.fa.flow_style() is not True:
-            _comment(child, here, comments, indent + 2)
+            _comment(child, child_place, comments, indent + 2)
 
 
 def plain(text: str) -> str:

@@ -32,19 +32,19 @@ class AdoptedFlavor:
     @property
     def document(self) -> dict[str, Any]:
         """The flavor as it is written in the site file."""
-        seen = self.flavor
-        wanted: dict[str, Any] = {"vcpus": seen.vcpus, "ram": size(seen.ram), "disk": f"{seen.disk} GiB"}
-        if seen.ephemeral:
-            wanted["ephemeral"] = f"{seen.ephemeral} GiB"
-        properties = dict(sorted(seen.extra_specs.items()))
+        flavor = self.flavor
+        document: dict[str, Any] = {"vcpus": flavor.vcpus, "ram": size(flavor.ram), "disk": f"{flavor.disk} GiB"}
+        if flavor.ephemeral:
+            document["ephemeral"] = f"{flavor.ephemeral} GiB"
+        properties = dict(sorted(flavor.extra_specs.items()))
         if self.pool:
-            wanted["gpus"] = {self.pool: self.count}
+            document["gpus"] = {self.pool: self.count}
             del properties[ALIAS_SPEC]
-        if not seen.public:
-            wanted["projects"] = sorted(seen.projects)
+        if not flavor.public:
+            document["projects"] = sorted(flavor.projects)
         if properties:
-            wanted["properties"] = properties
-        return {**wanted, "foreign": True}
+            document["properties"] = properties
+        return {**document, "foreign": True}
 
     @property
     def comment(self) -> str:
@@ -114,16 +114,16 @@ class FlavorAdopter:
         unknown = [name for name, _, use in uses if use is None]
         if unknown:
             return "", 0, f"Alias {unknown[0]} is in none of the files that were read."
-        known = [(name, count, use) for name, count, use in uses if use is not None]
-        lost = [(name, use) for name, _, use in known if use.kind is Kind.LOST]
+        resolved = [(name, count, use) for name, count, use in uses if use is not None]
+        lost = [(name, use) for name, _, use in resolved if use.kind is Kind.LOST]
         if lost:
             name, use = lost[0]
             return "", 0, f"Alias {name} has no pool: {use.reason}."
-        gpus = [(use.pool, count) for _, count, use in known if use.kind is Kind.POOL]
-        if len(known) > 1 or not gpus:
-            return "", 0, _several(known, gpus)
+        gpus = [(use.pool, count) for _, count, use in resolved if use.kind is Kind.POOL]
+        if len(resolved) > 1 or not gpus:
+            return "", 0, _several(resolved, gpus)
         ((pool, count),) = gpus
-        name = known[0][0]
+        name = resolved[0][0]
         if not 1 <= count <= MOST_GPUS or flavor.extra_specs[ALIAS_SPEC] != f"{name}:{count}":
             return "", 0, f"A site writes its alias as '{name}:NUMBER' with a number from 1 to {MOST_GPUS}."
         if flavor.name in self._refused:
@@ -142,33 +142,33 @@ class FlavorAdopter:
 
     def _tied(self, flavor: FlavorObject) -> list[SeenAggregate]:
         """Aggregates whose metadata a flavor asks for, as AggregateInstanceExtraSpecsFilter looks at it."""
-        wanted = {}
+        requested = {}
         for key, value in flavor.extra_specs.items():
             if key.startswith(AGGREGATE_SCOPE):
-                wanted[key.removeprefix(AGGREGATE_SCOPE)] = value
+                requested[key.removeprefix(AGGREGATE_SCOPE)] = value
             elif ":" not in key:
-                wanted[key] = value
+                requested[key] = value
         return [
             item
             for item in self._aggregates
-            if any(item.aggregate.metadata.get(key) == value for key, value in wanted.items())
+            if any(item.aggregate.metadata.get(key) == value for key, value in requested.items())
         ]
 
 
-def _several(known: Sequence[tuple[str, int, Use]], gpus: Sequence[tuple[str, int]]) -> str:
+def _several(resolved: Sequence[tuple[str, int, Use]], gpus: Sequence[tuple[str, int]]) -> str:
     """Why a flavor with several aliases, or without one for GPUs, stays as it is; and what to write later."""
-    names = [f"{name} ({use.kind.value})" for name, _, use in known]
+    names = [f"{name} ({use.kind.value})" for name, _, use in resolved]
     pools = {pool for pool, _ in gpus}
     if len(pools) > 1:
         return (
             f"It takes GPUs of several pools ({', '.join(sorted(pools))}), and a flavor of a site takes those of one."
         )
-    if any(use.kind is Kind.DEVICE for _, _, use in known):
+    if any(use.kind is Kind.DEVICE for _, _, use in resolved):
         return f"It takes other devices too: {', '.join(names)}."
     if not gpus:
         return "It takes a function that comes with a GPU, without the GPU."
     pool, count = gpus[0][0], sum(count for _, count in gpus)
-    companions = ", ".join(name for name, _, use in known if use.kind is Kind.COMPANION)
+    companions = ", ".join(name for name, _, use in resolved if use.kind is Kind.COMPANION)
     if not companions:
         return f"It names one alias twice; when you take it over: 'gpus: {{{pool}: {count}}}'."
     return (

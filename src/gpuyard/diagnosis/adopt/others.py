@@ -71,7 +71,7 @@ def others_of(
                 aliases.append(dict(line.raw))
             else:
                 left.append(f"alias {name} is not in the file: {reason}")
-    kept: dict[str, list[Entry]] = {}
+    entries_by_host: dict[str, list[Entry]] = {}
     specs: dict[str, list[Text]] = {}
     for host, entries in config.entries.items():
         for entry in entries or ():
@@ -81,14 +81,14 @@ def others_of(
             reason = _unseen_spec(entry, inventories[host])
             reason = reason or (_NO_TEXT if text is None else refused.get(key_of(host, text)))
             if text is not None and reason is None:
-                kept.setdefault(host, []).append(entry)
+                entries_by_host.setdefault(host, []).append(entry)
                 specs.setdefault(host, []).append(text)
             else:
                 left.append(f"{host}: device_spec {entry} is not in the file: {reason}")
     return Others(
         tuple(aliases),
-        {host: tuple(found) for host, found in specs.items()},
-        {host: tuple(found) for host, found in kept.items()},
+        {host: tuple(host_specs) for host, host_specs in specs.items()},
+        {host: tuple(host_entries) for host, host_entries in entries_by_host.items()},
         tuple(left),
     )
 
@@ -122,8 +122,10 @@ def _alias_of_gpus(
     if kind is Kind.COMPANION:
         return True
     if kind is Kind.DEVICE:
-        given = (one.function for one in offered if any(asks(line, one, config.in_placement) for line in lines))
-        return any(function.is_gpu for function in given)
+        functions = (
+            offer.function for offer in offered if any(asks(line, offer, config.in_placement) for line in lines)
+        )
+        return any(function.is_gpu for function in functions)
     return any(
         same_ids(line, function)
         for inventory in inventories.values()
@@ -152,12 +154,12 @@ def _gpu_or_with_one(function: PciFunction, inventory: Inventory) -> bool:
 
 def as_text(entry: Entry) -> Text | None:
     """The entry with text for truth values, which Nova reads the same; None where a value is something else."""
-    found: Text = {}
+    text: Text = {}
     for key, value in entry.raw.items():
         if isinstance(value, bool):
-            found[key] = "true" if value else "false"
+            text[key] = "true" if value else "false"
         elif isinstance(value, str):
-            found[key] = value
+            text[key] = value
         else:
             return None
-    return found
+    return text

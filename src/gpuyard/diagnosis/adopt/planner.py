@@ -61,38 +61,44 @@ class Draft:
 
 
 def adopt(
-    seen: SeenObjects, facts: CloudFacts, inventories: Mapping[str, Inventory], config: HandMade, wishes: AdoptOptions
+    objects: SeenObjects,
+    facts: CloudFacts,
+    inventories: Mapping[str, Inventory],
+    config: HandMade,
+    wishes: AdoptOptions,
 ) -> Adoption:
     """Return a site that describes the cloud and whose plan is empty. Raises UsageError when there is nothing to make
     pools of, BlockedError when the cloud has flavors of a site of this name."""
-    _require_new(seen, wishes.site)
+    _require_new(objects, wishes.site)
     if not any(inventory.gpus for inventory in inventories.values()):
         raise UsageError(
             f"no GPU is in the recordings of {', '.join(inventories)}; give one of a host with GPUs with --recording"
         )
     offered = offered_now(inventories, config)
     if not any(offer.function.is_gpu for offer in offered):
-        gpus = [f"{host} {gpu.short_address} {gpu.ids}" for host, one in inventories.items() for gpu in one.gpus]
+        gpus = [
+            f"{host} {gpu.short_address} {gpu.ids}" for host, inventory in inventories.items() for gpu in inventory.gpus
+        ]
         raise UsageError(
             f"no device_spec of the files given fits a GPU of the recordings ({', '.join(gpus[:4])}); give the files "
             "that these hosts' nova-computes read with --nova-conf HOST=FILE"
         )
     refused = Drafts()
     while True:
-        draft = _draft(seen, facts, inventories, config, offered, wishes, refused)
+        draft = _draft(objects, facts, inventories, config, offered, wishes, refused)
         compiled, problems = _judge(draft, inventories)
         if compiled is not None:
             break
         _learn(draft, problems, refused)
     look = AdoptionFacts(inventories, config, offered, facts, compiled.gpus, draft.others)
     comments = dict(_comments(draft, compiled))
-    lines = report(look, seen, draft.stage, draft.pools, draft.flavors, _left_out(seen, wishes, refused, draft))
+    lines = report(look, objects, draft.stage, draft.pools, draft.flavors, _left_out(objects, wishes, refused, draft))
     return Adoption(draft.document, comments, compiled, lines)
 
 
-def _require_new(seen: SeenObjects, site: str) -> None:
+def _require_new(objects: SeenObjects, site: str) -> None:
     mark = owner_mark(site)
-    mine = [item.flavor.name for item in seen.flavors if item.flavor.description == mark]
+    mine = [item.flavor.name for item in objects.flavors if item.flavor.description == mark]
     if mine:
         raise BlockedError(
             f"flavor {mine[0]} is made by gpuyard for a site {site!r} already; use that site's file, or give another "
@@ -108,7 +114,7 @@ def stage_of(facts: CloudFacts, config: HandMade) -> str:
 
 
 def _draft(
-    seen: SeenObjects,
+    objects: SeenObjects,
     facts: CloudFacts,
     inventories: Mapping[str, Inventory],
     config: HandMade,
@@ -117,46 +123,46 @@ def _draft(
     refused: Drafts,
 ) -> Draft:
     stage = stage_of(facts, config)
-    order = _by_use(seen, config)
+    order = _by_use(objects, config)
     pools = adopted_pools(inventories, config, offered, stage, wishes.release, order, refused.pools)
-    adopter = FlavorAdopter(pools, seen.aggregates, seen.projects, facts.swap, refused.flavors)
-    flavors = [adopter.adopt(flavor) for flavor in chosen(seen, pools, wishes) if not _why_not(flavor, refused)]
+    adopter = FlavorAdopter(pools, objects.aggregates, objects.projects, facts.swap, refused.flavors)
+    flavors = [adopter.adopt(flavor) for flavor in chosen(objects, pools, wishes) if not _why_not(flavor, refused)]
     others = others_of(inventories, config, offered, pools, refused.others)
-    document = _document(seen, wishes, stage, pools, flavors, others)
+    document = _document(objects, wishes, stage, pools, flavors, others)
     return Draft(stage, pools, flavors, others, document)
 
 
-def _by_use(seen: SeenObjects, config: HandMade) -> list[str]:
+def _by_use(objects: SeenObjects, config: HandMade) -> list[str]:
     """All aliases, those that most flavors ask for first."""
     count = dict.fromkeys(config.aliases, 0)
-    for item in seen.flavors:
+    for item in objects.flavors:
         for name, _ in aliases_of(item.flavor) or ():
             if name in count:
                 count[name] += 1
     return sorted(count, key=lambda name: -count[name])
 
 
-def chosen(seen: SeenObjects, pools: Pools, wishes: AdoptOptions) -> list[FlavorObject]:
+def chosen(objects: SeenObjects, pools: Pools, wishes: AdoptOptions) -> list[FlavorObject]:
     """Return the flavors that belong into the file, those with GPUs first. Flavors that gpuyard made for another site
     are that site's."""
-    foreign = [item.flavor for item in seen.flavors if not item.flavor.description.startswith(owner_mark(""))]
+    foreign = [item.flavor for item in objects.flavors if not item.flavor.description.startswith(owner_mark(""))]
     with_gpus = [flavor for flavor in foreign if asks_for_gpus(flavor, pools.uses)]
     others = [flavor for flavor in foreign if flavor not in with_gpus] if wishes.all_flavors else []
-    return [*sorted(with_gpus, key=lambda one: one.name), *sorted(others, key=lambda one: one.name)]
+    return [*sorted(with_gpus, key=lambda flavor: flavor.name), *sorted(others, key=lambda flavor: flavor.name)]
 
 
 def _why_not(flavor: FlavorObject, refused: Drafts) -> str | None:
     return why_left_out(flavor) or refused.left_out.get(flavor.name)
 
 
-def _left_out(seen: SeenObjects, wishes: AdoptOptions, refused: Drafts, draft: Draft) -> list[str]:
+def _left_out(objects: SeenObjects, wishes: AdoptOptions, refused: Drafts, draft: Draft) -> list[str]:
     """Flavors that cannot stand in the file."""
-    pairs = ((flavor, _why_not(flavor, refused)) for flavor in chosen(seen, draft.pools, wishes))
+    pairs = ((flavor, _why_not(flavor, refused)) for flavor in chosen(objects, draft.pools, wishes))
     return [f"flavor {flavor.name!r} is not in the file: {reason}" for flavor, reason in pairs if reason]
 
 
 def _document(
-    seen: SeenObjects,
+    objects: SeenObjects,
     wishes: AdoptOptions,
     stage: str,
     pools: Pools,
@@ -164,14 +170,14 @@ def _document(
     others: Others,
 ) -> dict[str, Any]:
     projects: dict[str, dict[str, Any]] = {
-        name: {} for flavor in flavors for name in sorted(flavor.flavor.projects) if name in seen.projects
+        name: {} for flavor in flavors for name in sorted(flavor.flavor.projects) if name in objects.projects
     }
     limits: dict[str, Any] = {}
-    for item in seen.limits:
+    for item in objects.limits:
         key, owner = LIMITS.get(item.limit.resource), item.limit.project
         if key and owner is None:
             limits[key] = _amount(item, key)
-        elif key and owner in seen.projects:
+        elif key and owner in objects.projects:
             projects.setdefault(owner, {})[key] = _amount(item, key)
     document: dict[str, Any] = {
         "site": wishes.site,
@@ -217,7 +223,7 @@ def _learn(draft: Draft, problems: Iterable[Problem], refused: Drafts) -> None:
     """Take back what the compiler refused. Raises UsageError when that is nothing that was put into words here."""
     simpler = {flavor.name for flavor in draft.flavors if flavor.pool}
     pools = {pool.name: pool.key for pool in draft.pools.items}
-    known = False
+    handled = False
     for problem in problems:
         kind, name = [*problem.place, "", ""][:2]
         if kind == "pools" and name in pools:
@@ -226,12 +232,12 @@ def _learn(draft: Draft, problems: Iterable[Problem], refused: Drafts) -> None:
             refused.flavors[str(name)] = _reason(problem)
         elif kind == "flavors" and any(flavor.name == name for flavor in draft.flavors):
             refused.left_out[str(name)] = _reason(problem)
-        elif other := _other(draft, problem.place):
-            refused.others[other] = _reason(problem)
+        elif key := _other(draft, problem.place):
+            refused.others[key] = _reason(problem)
         else:
             continue
-        known = True
-    if not known:
+        handled = True
+    if not handled:
         text = "; ".join(f"{'.'.join(map(str, problem.place))}: {problem.message}" for problem in problems)
         raise UsageError(f"no site can be made of this cloud: {text}{_because(refused)}")
 

@@ -114,8 +114,8 @@ class _Builder:
 
     def _use(self, name: str, lines: tuple[Alias, ...]) -> Use:
         in_placement = self._config.in_placement
-        reached = [one for one in self._offered if any(asks(line, one, in_placement) for line in lines)]
-        gpus = [one for one in reached if _is_gpu(one.function)]
+        reached = [offer for offer in self._offered if any(asks(line, offer, in_placement) for line in lines)]
+        gpus = [offer for offer in reached if _is_gpu(offer.function)]
         if not gpus:
             if reached:
                 return Use(Kind.COMPANION if self._with_gpus(reached) else Kind.DEVICE)
@@ -135,7 +135,7 @@ class _Builder:
     def _pool(self, name: str, lines: tuple[Alias, ...], models: Sequence[str], gpus: Sequence[Offer]) -> Use:
         if name in self._banned:
             return Use(Kind.LOST, reason=self._banned[name])
-        pool = pool_name(name, models[0], [one.name for one in self._items])
+        pool = pool_name(name, models[0], [item.name for item in self._items])
         hosts, comment = self._hosts(models, gpus)
         settings = self._settings(pool, lines, gpus)
         names = " and ".join(dict.fromkeys(gpu.function.model for gpu in gpus))
@@ -177,12 +177,12 @@ class _Builder:
             settings["live_migratable"] = True
         if _all_true(raws, "one_time_use") and self._stage != "off" and release.one_time_use:
             settings["one_time_use"] = True
-        for tag, found in (
+        for tag, values in (
             ("managed", managed),
             ("live_migratable", {truth(raw.get("live_migratable", False)) for raw in raws}),
             ("one_time_use", {truth(raw.get("one_time_use", False)) for raw in raws}),
         ):
-            if len(found) > 1:
+            if len(values) > 1:
                 self._cautions.append(
                     f"pool {pool}: '{tag}' is not the same for all its GPUs; a pool has one value: decide, and write it"
                 )
@@ -190,7 +190,7 @@ class _Builder:
 
     def _with_gpus(self, reached: Iterable[Offer]) -> bool:
         """Return whether each of them shares its card or its IOMMU group with a GPU."""
-        return all(comes_with_gpu(one.function, self._inventories[one.host]) for one in reached)
+        return all(comes_with_gpu(offer.function, self._inventories[offer.host]) for offer in reached)
 
     def _unreached(self, name: str, lines: Sequence[Alias]) -> Use:
         ids = ", ".join(f"{line.raw.get('vendor_id', '*')}:{line.raw.get('product_id', '*')}" for line in lines)
@@ -203,7 +203,7 @@ class _Builder:
         if not same:
             return Use(Kind.LOST, reason=f"no recording has a device {ids}")
         host, function = same[0]
-        offered = [one for one in self._offered if (one.host, one.function) in same]
+        offered = [offer for offer in self._offered if (offer.host, offer.function) in same]
         if not offered:
             return Use(Kind.LOST, reason=f"no device_spec offers a device {ids} (as {host} {function.short_address})")
         return Use(
@@ -213,10 +213,10 @@ class _Builder:
 
     def _by_model(self) -> None:
         """Without any alias for GPUs: a pool for each model that is offered."""
-        gpus = [one.function for one in self._offered if _is_gpu(one.function)]
+        gpus = [offer.function for offer in self._offered if _is_gpu(offer.function)]
         for model in _models(gpus):
             example = next(gpu for gpu in gpus if gpu.ids == model)
-            name = pool_name(example.model, model, [one.name for one in self._items])
+            name = pool_name(example.model, model, [item.name for item in self._items])
             if name not in self._banned:
                 comment = f"{example.model}. No alias asks for it yet."
                 self._items.append(AdoptedPool(name, "", (model,), None, {}, comment))

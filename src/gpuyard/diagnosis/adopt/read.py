@@ -19,7 +19,7 @@ DEVICE = re.compile(r"^(?P<host>.+)_(?P<address>[0-9A-F]{4}:[0-9A-F]{2}:[0-9A-F]
 """The name that Nova gives to the provider of a PCI device."""
 
 
-def read_facts(api: CloudApi, seen: SeenObjects) -> CloudFacts:
+def read_facts(api: CloudApi, objects: SeenObjects) -> CloudFacts:
     """Read the facts of a cloud. Raises CloudError."""
     with Reader(api) as cloud:
         providers = cloud.later(cloud.providers)
@@ -27,10 +27,10 @@ def read_facts(api: CloudApi, seen: SeenObjects) -> CloudFacts:
         flavors = cloud.later(cloud.flavors)
         # One that was shelved has given its devices back, and is on no host.
         servers = [row for row in cloud.servers() if ALIAS_SPEC in row.flavor.extra_specs and row.host]
-        names = Names({("project", identity): name for name, identity in seen.projects.items()})
+        names = Names({("project", identity): name for name, identity in objects.projects.items()})
         names.learn(cloud, projects={row.project for row in servers})
         devices = _devices(providers.result())
-        held = cloud.each(cloud.allocations, [row.id for row in servers] if devices else [])
+        allocations = cloud.each(cloud.allocations, [row.id for row in servers] if devices else [])
         return CloudFacts(
             servers=tuple(
                 GpuServer(
@@ -40,7 +40,7 @@ def read_facts(api: CloudApi, seen: SeenObjects) -> CloudFacts:
                     host=row.host or "",
                     flavor=row.flavor.name,
                     asks=row.flavor.extra_specs[ALIAS_SPEC],
-                    addresses=_addresses(held.get(row.id, ()), devices),
+                    addresses=_addresses(allocations.get(row.id, ()), devices),
                 )
                 for row in servers
             ),
@@ -52,22 +52,22 @@ def read_facts(api: CloudApi, seen: SeenObjects) -> CloudFacts:
 
 def _devices(providers: Mapping[str, Provider]) -> dict[str, tuple[str, str]]:
     """Id of the provider of a PCI device -> host, address."""
-    found = {}
+    devices = {}
     for provider in providers.values():
         match = DEVICE.match(provider.name)
         if match and provider.root_id != provider.id and providers[provider.root_id].name == match["host"]:
-            found[provider.id] = (match["host"], match["address"].lower())
-    return found
+            devices[provider.id] = (match["host"], match["address"].lower())
+    return devices
 
 
 def _by_host(devices: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]:
     """Host -> addresses that it reports."""
-    found: dict[str, set[str]] = {}
+    addresses_by_host: dict[str, set[str]] = {}
     for host, address in devices:
-        found.setdefault(host, set()).add(address)
-    return {host: frozenset(addresses) for host, addresses in found.items()}
+        addresses_by_host.setdefault(host, set()).add(address)
+    return {host: frozenset(addresses) for host, addresses in addresses_by_host.items()}
 
 
-def _addresses(held: Iterable[str], devices: Mapping[str, tuple[str, str]]) -> tuple[str, ...] | None:
+def _addresses(provider_ids: Iterable[str], devices: Mapping[str, tuple[str, str]]) -> tuple[str, ...] | None:
     """Of what a server holds; None when Placement knows no device of it, so that Nova alone does."""
-    return tuple(sorted(devices[one][1] for one in held if one in devices)) or None
+    return tuple(sorted(devices[provider_id][1] for provider_id in provider_ids if provider_id in devices)) or None

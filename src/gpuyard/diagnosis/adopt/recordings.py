@@ -26,23 +26,23 @@ def read_recordings(named: Iterable[tuple[str | None, Path]], hosts: Collection[
     `hosts` are those of the nova-compute services; None where no cloud was asked. Raises UsageError for a file that is
     no recording, one without a name or of a host that is not among them, and two of one host.
     """
-    found: dict[str, Recorded] = {}
+    recordings: dict[str, Recorded] = {}
     for name, path in named:
         inventory = replay_file(path)
-        given = name or inventory.host_name
-        if not given:
+        host_name = name or inventory.host_name
+        if not host_name:
             raise UsageError(f"{path}: the recording has no host name; give it one: --recording HOST={path}")
-        host = service_name(given, hosts or ())
+        host = service_name(host_name, hosts or ())
         if hosts is not None and host not in hosts:
             have = ", ".join(sorted(hosts)[:8]) + (", ..." if len(hosts) > 8 else "")
             raise UsageError(
-                f"{path}: the cloud has no nova-compute service {given!r}; it has {have or 'none'}; name the "
+                f"{path}: the cloud has no nova-compute service {host_name!r}; it has {have or 'none'}; name the "
                 f"recording's host: --recording HOST={path}"
             )
-        if host in found:
-            raise UsageError(f"{path}: {found[host].path} is a recording of {host} too; leave one of them out")
-        found[host] = Recorded(host, path, inventory)
-    return list(found.values())
+        if host in recordings:
+            raise UsageError(f"{path}: {recordings[host].path} is a recording of {host} too; leave one of them out")
+        recordings[host] = Recorded(host, path, inventory)
+    return list(recordings.values())
 
 
 def service_name(name: str, hosts: Collection[str]) -> str:

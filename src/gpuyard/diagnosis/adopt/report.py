@@ -40,16 +40,16 @@ SECTIONS = {
 
 def report(
     look: AdoptionFacts,
-    seen: SeenObjects,
+    objects: SeenObjects,
     stage: str,
     pools: Pools,
     flavors: Sequence[AdoptedFlavor],
     left_out: Iterable[str],
 ) -> tuple[Finding, ...]:
     """Return all findings, in the order in which they are printed."""
-    said = {
+    texts_by_code = {
         "adopted": _adopted(look, pools, flavors),
-        "left-out": (*left_out, *_left(look, seen, pools, flavors)),
+        "left-out": (*left_out, *_left(look, objects, pools, flavors)),
         "danger": dangers(look),
         "server": server_lines(look),
         "change": (*offer_changes(look), *class_changes(look), *devname_changes(look), *_lost_aliases(look, pools)),
@@ -57,7 +57,9 @@ def report(
     }
     severities = {"left-out": Severity.WARNING, "danger": Severity.ALARM, "change": Severity.WARNING}
     return tuple(
-        Finding(code, severities.get(code, Severity.NOTE), "", text) for code, texts in said.items() for text in texts
+        Finding(code, severities.get(code, Severity.NOTE), "", text)
+        for code, texts in texts_by_code.items()
+        for text in texts
     )
 
 
@@ -67,7 +69,8 @@ def _adopted(look: AdoptionFacts, pools: Pools, flavors: Sequence[AdoptedFlavor]
         mine = [gpu for gpu in look.gpus if gpu.pool == pool.name]
         offered = sum(not gpu.blocked for gpu in mine)
         now = sum(
-            one.entry is not None and one.function.is_gpu and one.function.ids in pool.models for one in look.offered
+            offer.entry is not None and offer.function.is_gpu and offer.function.ids in pool.models
+            for offer in look.offered
         )
         name = f"alias {pool.alias}" if pool.alias else "no alias yet"
         yield f"pool {pool.name} ({name}): {len(mine)} GPUs; Nova offers {now} of its models now, the site {offered}"
@@ -76,7 +79,7 @@ def _adopted(look: AdoptionFacts, pools: Pools, flavors: Sequence[AdoptedFlavor]
     if with_gpus:
         yield f"flavors with GPUs of a pool: {', '.join(with_gpus)}"
     if raw:
-        yield f"flavors that keep their alias as it is: {', '.join(one.name for one in raw)}"
+        yield f"flavors that keep their alias as it is: {', '.join(flavor.name for flavor in raw)}"
     others = len(flavors) - len(with_gpus) - len(raw)
     if others:
         yield f"flavors without GPUs: {others}"
@@ -86,16 +89,16 @@ def _adopted(look: AdoptionFacts, pools: Pools, flavors: Sequence[AdoptedFlavor]
         yield f"entries of device_spec for other devices of {host}: {len(specs)} (under 'extra_device_specs')"
 
 
-def _left(look: AdoptionFacts, seen: SeenObjects, pools: Pools, flavors: Sequence[AdoptedFlavor]) -> Iterable[str]:
+def _left(look: AdoptionFacts, objects: SeenObjects, pools: Pools, flavors: Sequence[AdoptedFlavor]) -> Iterable[str]:
     yield from look.config.complaints
     for host, entries in look.config.entries.items():
         if entries is None:
             yield f"{host}: no device_spec in the files given, so all its GPUs were taken; give --nova-conf {host}=FILE"
-        elif entries and not any(one.function.is_gpu for one in look.offers_of(host)):
+        elif entries and not any(offer.function.is_gpu for offer in look.offers_of(host)):
             yield f"{host}: none of its device_spec entries fits a GPU of its recording, so it offers none"
-    for one in flavors:
-        if one.reason:
-            yield f"flavor {one.name} keeps its alias: {one.reason}"
+    for flavor in flavors:
+        if flavor.reason:
+            yield f"flavor {flavor.name} keeps its alias: {flavor.reason}"
     for name, use in pools.uses.items():
         if use.kind is Kind.LOST:
             yield f"alias {name} has no pool: {use.reason}"
@@ -103,7 +106,7 @@ def _left(look: AdoptionFacts, seen: SeenObjects, pools: Pools, flavors: Sequenc
     yield from pools.cautions
     yield from _offered_without_pool(look)
     yield from _without_recording(look)
-    yield from _others_objects(seen, flavors)
+    yield from _others_objects(objects, flavors)
 
 
 def _offered_without_pool(look: AdoptionFacts) -> Iterable[str]:
@@ -112,9 +115,9 @@ def _offered_without_pool(look: AdoptionFacts) -> Iterable[str]:
     for offer in look.offered:
         if offer.function.is_gpu and look.site_gpu(offer.host, offer.function.address) is None:
             loose.setdefault(offer.function.ids, []).append(str(offer))
-    for ids, found in loose.items():
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        yield f"GPUs {ids} are in no pool, because no alias with a pool asks for them: {found[0]}{more}"
+    for ids, offers in loose.items():
+        more = f" and {len(offers) - 1} more" if len(offers) > 1 else ""
+        yield f"GPUs {ids} are in no pool, because no alias with a pool asks for them: {offers[0]}{more}"
 
 
 def _without_recording(look: AdoptionFacts) -> Iterable[str]:
@@ -124,27 +127,27 @@ def _without_recording(look: AdoptionFacts) -> Iterable[str]:
         yield f"{host} has servers with PCI devices or reports devices, and no recording of it was given"
 
 
-def _others_objects(seen: SeenObjects, flavors: Sequence[AdoptedFlavor]) -> Iterable[str]:
+def _others_objects(objects: SeenObjects, flavors: Sequence[AdoptedFlavor]) -> Iterable[str]:
     """What stays as it is because a site does not manage it, or another one does."""
     named = {flavor.name for flavor in flavors}
-    for item in seen.flavors:
+    for item in objects.flavors:
         flavor = item.flavor
         if flavor.description.startswith(owner_mark("")):
             yield f"flavor {flavor.name} is {flavor.description}: it stays in that site's file"
         elif flavor.name not in named and any(key.startswith(OTHER_WAYS) for key in flavor.extra_specs):
             yield f"flavor {flavor.name} asks for devices in another way than by an alias; it is left alone"
-    counted = [limit.limit for limit in seen.limits if limit.limit.resource.startswith(GPU_LIMITS)]
+    counted = [limit.limit for limit in objects.limits if limit.limit.resource.startswith(GPU_LIMITS)]
     for resource in sorted({limit.resource for limit in counted}):
         yield f"limits on {resource} stay as they are: gpuyard counts GPUs in classes of its own"
-    strange = sorted({limit.limit.project for limit in seen.limits if limit.limit.project} - seen.projects.keys())
+    strange = sorted({limit.limit.project for limit in objects.limits if limit.limit.project} - objects.projects.keys())
     for project in strange:
         yield f"limits of project {project} stay as they are: it is not in the default domain"
 
 
 def _lost_aliases(look: AdoptionFacts, pools: Pools) -> Iterable[str]:
     """Aliases that the site's options do not have: Nova refuses flavors that ask for them."""
-    kept = look.others.names
-    lost = [name for name in look.config.aliases if pools.uses[name].kind is not Kind.POOL and name not in kept]
+    kept_names = look.others.names
+    lost = [name for name in look.config.aliases if pools.uses[name].kind is not Kind.POOL and name not in kept_names]
     if lost:
         yield f"aliases that are gone: {', '.join(lost)}; Nova refuses servers of flavors that still ask for them"
 

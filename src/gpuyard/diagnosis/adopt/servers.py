@@ -37,20 +37,20 @@ class AdoptionFacts:
         return next((gpu for gpu in self.gpus if (gpu.host, gpu.address) == (host, address)), None)
 
     def offers_of(self, host: str) -> list[Offer]:
-        return [one for one in self.offered if one.host == host]
+        return [offer for offer in self.offered if offer.host == host]
 
 
 def server_lines(look: AdoptionFacts) -> Iterable[str]:
     """Return one line for each server: its host, and the devices that it holds, as far as they can be seen."""
-    for server in sorted(look.facts.servers, key=lambda one: (one.host, one.name)):
+    for server in sorted(look.facts.servers, key=lambda item: (item.host, item.name)):
         where = f"{server.title} on {server.host}, flavor {server.flavor} ({server.asks})"
         if server.host not in look.inventories:
             yield f"{where}: no recording of {server.host} was given, so nothing can be said about it"
         elif server.addresses is None:
             yield f"{where}: Placement does not know which devices it holds"
         else:
-            held = [_device(look, server.host, address) for address in server.addresses]
-            yield f"{where}: holds {', '.join(held) or 'nothing'}"
+            devices = [_device(look, server.host, address) for address in server.addresses]
+            yield f"{where}: holds {', '.join(devices) or 'nothing'}"
 
 
 def _device(look: AdoptionFacts, host: str, address: str) -> str:
@@ -85,7 +85,7 @@ def _holders(look: AdoptionFacts) -> dict[tuple[str, int], dict[str, list[GpuSer
 
 def _split_groups(look: AdoptionFacts) -> Iterable[str]:
     for (host, number), held in sorted(_holders(look).items(), key=lambda item: item[0]):
-        servers = list(dict.fromkeys(server for one in held.values() for server in one))
+        servers = list(dict.fromkeys(server for holders in held.values() for server in holders))
         if len(servers) > 1:
             names = " and ".join(server.title for server in servers)
             yield (
@@ -124,7 +124,7 @@ def _held_but_not_offered(look: AdoptionFacts) -> Iterable[str]:
             gpu = look.site_gpu(server.host, address)
             what = f"{server.title} holds {server.host} {function.short_address} {function.model}"
             if not function.is_gpu:
-                if any(look.others.keeps(one) for one in look.offers_of(server.host) if one.function == function):
+                if any(look.others.keeps(offer) for offer in look.offers_of(server.host) if offer.function == function):
                     continue
                 yield (f"{what}, which the site does not offer: it is no GPU; the server keeps it while it stays there")
             elif gpu is None:
@@ -138,9 +138,9 @@ def _more_than_offered(look: AdoptionFacts) -> Iterable[str]:
     for host in look.inventories:
         blind = [server for server in look.facts.servers if server.host == host and server.addresses is None]
         offered = sum(gpu.host == host and not gpu.blocked for gpu in look.gpus)
-        held = sum(_gpu_count(look, one) for one in blind)
-        if held > offered:
-            yield f"{host}: {len(blind)} servers hold {held} GPUs, and the site offers {offered} there"
+        in_use = sum(_gpu_count(look, server) for server in blind)
+        if in_use > offered:
+            yield f"{host}: {len(blind)} servers hold {in_use} GPUs, and the site offers {offered} there"
 
 
 def _gpu_count(look: AdoptionFacts, server: GpuServer) -> int:
@@ -150,9 +150,9 @@ def _gpu_count(look: AdoptionFacts, server: GpuServer) -> int:
         name, _, number = part.strip().partition(":")
         lines = look.config.aliases.get(name.strip(), ())
         for_gpu = any(
-            one.function.is_gpu and asks(line, one, look.config.in_placement)
+            offer.function.is_gpu and asks(line, offer, look.config.in_placement)
             for line in lines
-            for one in look.offers_of(server.host)
+            for offer in look.offers_of(server.host)
         )
         if for_gpu and number.strip().isdigit():
             count += int(number)
@@ -162,7 +162,7 @@ def _gpu_count(look: AdoptionFacts, server: GpuServer) -> int:
 def offer_changes(look: AdoptionFacts) -> Iterable[str]:
     """Return devices that the hosts offer now and the site would not, and the other way round, once its options are
     deployed."""
-    now = {(one.host, one.function.address): one for one in look.offered if one.entry is not None}
+    now = {(offer.host, offer.function.address): offer for offer in look.offered if offer.entry is not None}
     by_reason: dict[str, list[str]] = {}
     for (host, address), offer in now.items():
         gpu = look.site_gpu(host, address)

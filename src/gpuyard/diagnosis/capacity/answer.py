@@ -30,26 +30,26 @@ class Ahead:
 NOTHING_AHEAD = Ahead()
 
 
-def row_of(one: Bootable, ahead: Ahead = NOTHING_AHEAD) -> dict[str, Any]:
+def row_of(bootable: Bootable, ahead: Ahead = NOTHING_AHEAD) -> dict[str, Any]:
     """Return the row of one flavor. Times are datetimes, RAM is in MiB, disks in GiB."""
-    flavor, coming = one.flavor, ahead.coming
+    flavor, coming = bootable.flavor, ahead.coming
     return {
         "name": flavor.name,
         "id": flavor.id,
-        "pool": one.pool,
-        "gpus": one.gpus,
+        "pool": bootable.pool,
+        "gpus": bootable.gpus,
         "vcpus": flavor.vcpus,
         "ram": flavor.ram,
         "disk": flavor.disk,
         "ephemeral": flavor.ephemeral,
         "public": flavor.public,
-        "now": one.now,
+        "now": bootable.now,
         "until": min((span.until for span in ahead.spans if span.until), default=None),
         "spans": [{"servers": s.servers, "until": s.until, "booking": s.booking or None} for s in ahead.spans],
-        "answer": answer(one, ahead),
-        "where": [{"host": host, "servers": one.where[host]} for host in _fullest(one.where)],
-        "hosts": len(one.where),
-        "causes": [{"code": cause.code, "reason": cause.reason, "remedy": cause.remedy} for cause in one.causes],
+        "answer": answer(bootable, ahead),
+        "where": [{"host": host, "servers": bootable.where[host]} for host in _fullest(bootable.where)],
+        "hosts": len(bootable.where),
+        "causes": [{"code": cause.code, "reason": cause.reason, "remedy": cause.remedy} for cause in bootable.causes],
         "others": [
             {
                 "code": rest.code,
@@ -58,9 +58,9 @@ def row_of(one: Bootable, ahead: Ahead = NOTHING_AHEAD) -> dict[str, Any]:
                 "hosts": list(rest.hosts[:MOST_HOSTS]),
                 "host_count": len(rest.hosts),
             }
-            for rest in one.others
+            for rest in bootable.others
         ],
-        "doubts": list(one.doubts),
+        "doubts": list(bootable.doubts),
         "next_booking": None
         if coming is None
         else {"id": coming.id, "start": coming.ask.start, "end": coming.ask.end, "gpus": coming.ask.gpus},
@@ -72,14 +72,14 @@ def _fullest(where: Mapping[str, int]) -> list[str]:
     return sorted(where, key=lambda host: (-where[host], host))[:MOST_HOSTS]
 
 
-def answer(one: Bootable, ahead: Ahead = NOTHING_AHEAD) -> str:
+def answer(bootable: Bootable, ahead: Ahead = NOTHING_AHEAD) -> str:
     """Return the answer in one line: ``2 now, until Fri 2026-11-27 08:00 UTC``, or ``none now: `` and the nearest
     reason."""
-    if one.now is None:
-        return f"not known: {one.doubts[-1]}"
-    if not one.now:
-        return f"none now: {_why(one)}{_next(ahead.coming)}"
-    return f"{one.now} now{_until(ahead.spans)}"
+    if bootable.now is None:
+        return f"not known: {bootable.doubts[-1]}"
+    if not bootable.now:
+        return f"none now: {_why(bootable)}{_next(ahead.coming)}"
+    return f"{bootable.now} now{_until(ahead.spans)}"
 
 
 def _until(spans: Sequence[Span]) -> str:
@@ -99,13 +99,13 @@ def _moment(time: datetime | None) -> str:
     return spell(time) if time else ""
 
 
-def _why(one: Bootable) -> str:
-    if one.causes:
-        return str(one.causes[0].payload["short"] or one.causes[0].reason)
-    if not one.others:
-        return "no host has such GPUs" if one.gpus else "no host takes it"
-    first, *more = one.others
-    if not one.gpus:
+def _why(bootable: Bootable) -> str:
+    if bootable.causes:
+        return str(bootable.causes[0].payload["short"] or bootable.causes[0].reason)
+    if not bootable.others:
+        return "no host has such GPUs" if bootable.gpus else "no host takes it"
+    first, *more = bootable.others
+    if not bootable.gpus:
         return first.reason
     some = f"{first.gpus} GPU{'' if first.gpus == 1 else 's'} {first.code} ({first.reason})"
     return ", ".join([some, *(f"{rest.gpus} {rest.code}" for rest in more[:MOST_KINDS])])

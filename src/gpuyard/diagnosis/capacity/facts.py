@@ -71,7 +71,7 @@ class CloudResources:
     @cached_property
     def gpus_of(self) -> Mapping[str, tuple[Gpu, ...]]:
         """The site's GPUs by host."""
-        found: dict[str, list[Gpu]] = {}
+        gpus_by_host: dict[str, list[Gpu]] = {}
         for gpu in self.gpus:
-            found.setdefault(gpu.host, []).append(gpu)
-        return {host: tuple(gpus) for host, gpus in found.items()}
+            gpus_by_host.setdefault(gpu.host, []).append(gpu)
+        return {host: tuple(gpus) for host, gpus in gpus_by_host.items()}

@@ -21,8 +21,8 @@ def on_host(host: HostResources, request: Request) -> int:
     bounds = [
         rooms_for(host, name, needs) for name, needs in request.amounts.items() if name in rooms or name == PINNED
     ]
-    found = min([ENOUGH, *bounds, on_devices(host.devices, request.devices)])
-    return min(found, 1) if request.groups else found  # groups may draw on each other's providers
+    count = min([ENOUGH, *bounds, on_devices(host.devices, request.devices)])
+    return min(count, 1) if request.groups else count  # groups may draw on each other's providers
 
 
 def rooms_for(host: HostResources, name: str, needs: int) -> int:

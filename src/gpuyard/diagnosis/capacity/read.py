@@ -72,12 +72,12 @@ class CapacityReader:
             private = cloud.each(cloud.access, (flavor.id for flavor in flavors if not flavor.public))
             providers = cloud.providers()
             sharing = shared.result() or frozenset()
-            found = self._complete(cloud, summaries.result(), (roomy.result() or frozenset()) - sharing)
+            all_summaries = self._complete(cloud, summaries.result(), (roomy.result() or frozenset()) - sharing)
             nodes = list(compute_nodes(
                 self._loaded, hypervisors.result(), services.result(), providers.values(), sharing
             ))  # fmt: skip
             stocks = self._stock(
-                cloud, {node.provider: found[node.provider] for node in nodes if node.provider in found}
+                cloud, {node.provider: all_summaries[node.provider] for node in nodes if node.provider in all_summaries}
             )
             return CloudResources(
                 taken_at=now,
@@ -87,12 +87,12 @@ class CapacityReader:
                             replace(flavor, projects=private[flavor.id]) if flavor.id in private else flavor
                             for flavor in flavors
                         ),
-                        key=lambda one: one.name,
+                        key=lambda flavor: flavor.name,
                     )
                 ),
-                hosts=tuple(_hosts(nodes, found, stocks, providers)),
+                hosts=tuple(_hosts(nodes, all_summaries, stocks, providers)),
                 gpus=compiled.gpus,
-                reported=frozenset(name for one in found.values() for name in one.capacity),
+                reported=frozenset(name for summary in all_summaries.values() for name in summary.capacity),
                 aliases=site_aliases(compiled),
                 placed=placement_decides(compiled),
                 sharing=_shared(cloud, sharing),
@@ -115,17 +115,19 @@ class CapacityReader:
         with Reader(self._api) as cloud:
             return limits_of(cloud, self._loaded.compiled, asker, resources)
 
-    def _complete(self, cloud: Reader, found: Mapping[str, _Summary], wanted: frozenset[str]) -> dict[str, _Summary]:
+    def _complete(
+        self, cloud: Reader, summaries: Mapping[str, _Summary], root_ids: frozenset[str]
+    ) -> dict[str, _Summary]:
         """With the hosts that a bound of Placement's (max_allocation_candidates) has cut off, each asked for."""
-        more = cloud.each(lambda root: _summaries(cloud, ONE, in_tree=root), sorted(wanted - found.keys()))
-        return {**found, **{id: one for part in more.values() for id, one in part.items()}}
+        more = cloud.each(lambda root: _summaries(cloud, ONE, in_tree=root), sorted(root_ids - summaries.keys()))
+        return {**summaries, **{id: summary for part in more.values() for id, summary in part.items()}}
 
-    def _stock(self, cloud: Reader, found: Mapping[str, _Summary]) -> dict[str, Mapping[str, Stock]]:
+    def _stock(self, cloud: Reader, summaries: Mapping[str, _Summary]) -> dict[str, Mapping[str, Stock]]:
         """What root providers have; those are asked that are new, or have another capacity than before."""
-        changed = [id for id, one in found.items() if self._stocks.get(id, ({},))[0] != one.capacity]
+        changed = [id for id, summary in summaries.items() if self._stocks.get(id, ({},))[0] != summary.capacity]
         for id, stock in cloud.each(cloud.stock, changed).items():
-            self._stocks[id] = found[id].capacity, stock
-        self._stocks = {id: self._stocks[id] for id in found}
+            self._stocks[id] = summaries[id].capacity, stock
+        self._stocks = {id: self._stocks[id] for id in summaries}
         return {id: stock for id, (_, stock) in self._stocks.items()}
 
 
@@ -145,17 +147,21 @@ def _summary(row: Mapping[str, Any]) -> _Summary:
 
 def _hosts(
     nodes: Sequence[ComputeNode],
-    found: Mapping[str, _Summary],
+    summaries: Mapping[str, _Summary],
     stocks: Mapping[str, Mapping[str, Stock]],
     providers: Mapping[str, Provider],
 ) -> Iterable[HostResources]:
     below: dict[str, list[FreeDevice]] = {}
-    for id, one in found.items():
-        left = {name: amount - one.used[name] for name, amount in one.capacity.items() if amount > one.used[name]}
-        if id != one.root and left and id in providers:
-            below.setdefault(one.root, []).append(FreeDevice(providers[id].name, left, one.traits))
+    for id, summary in summaries.items():
+        left = {
+            name: amount - summary.used[name]
+            for name, amount in summary.capacity.items()
+            if amount > summary.used[name]
+        }
+        if id != summary.root and left and id in providers:
+            below.setdefault(summary.root, []).append(FreeDevice(providers[id].name, left, summary.traits))
     for node in nodes:
-        mine = found.get(node.provider)
+        mine = summaries.get(node.provider)
         if mine is None:
             yield HostResources(node)
             continue
@@ -163,11 +169,11 @@ def _hosts(
         yield HostResources(replace(node, rooms=rooms), mine.traits, tuple(below.get(node.provider, ())))
 
 
-def _room(one: _Summary, name: str, stock: Stock | None) -> HostStock:
+def _room(summary: _Summary, name: str, stock: Stock | None) -> HostStock:
     """In the numbers of its inventory, as long as they make the capacity that Placement reckons with."""
-    capacity, used = one.capacity[name], one.used[name]
-    known = HostStock(**vars(stock), used=used) if stock is not None else None
-    return known if known is not None and known.capacity == capacity else HostStock(capacity, used=used)
+    capacity, used = summary.capacity[name], summary.used[name]
+    host_stock = HostStock(**vars(stock), used=used) if stock is not None else None
+    return host_stock if host_stock is not None and host_stock.capacity == capacity else HostStock(capacity, used=used)
 
 
 def _shared(cloud: Reader, sharing: frozenset[str]) -> dict[str, dict[str, int]]:
@@ -182,8 +188,8 @@ def _shared(cloud: Reader, sharing: frozenset[str]) -> dict[str, dict[str, int]]
 
 def _site_limits(compiled: CompiledSite) -> dict[str, dict[str, int]]:
     registered = {limit.resource: limit.value for limit in compiled.limits if limit.project is None}
-    found = {"": registered}
+    limits_by_project = {"": registered}
     for limit in compiled.limits:
         if limit.project is not None:
-            found.setdefault(limit.project, dict(registered))[limit.resource] = limit.value
-    return found
+            limits_by_project.setdefault(limit.project, dict(registered))[limit.resource] = limit.value
+    return limits_by_project

@@ -96,8 +96,17 @@ class Reckoning:
     def all_of(self, asker: Asker | None) -> list[Bootable]:
         """Return the answer for every flavor that the project sees, with GPUs first, by pool and size; None sees all,
         without limits."""
-        found = [self.of(flavor, asker) for flavor in self.room.flavors if _sees(flavor, asker)]
-        return sorted(found, key=lambda one: (not one.gpus, one.pool, one.gpus, one.flavor.ram, one.flavor.name))
+        bootables = [self.of(flavor, asker) for flavor in self.room.flavors if _sees(flavor, asker)]
+        return sorted(
+            bootables,
+            key=lambda bootable: (
+                not bootable.gpus,
+                bootable.pool,
+                bootable.gpus,
+                bootable.flavor.ram,
+                bootable.flavor.name,
+            ),
+        )
 
     def of(self, flavor: NovaFlavor, asker: Asker | None) -> Bootable:
         mine = self._of_flavor(flavor, asker)
@@ -134,8 +143,8 @@ class Reckoning:
 
     def _request(self, flavor: NovaFlavor) -> Request:
         if flavor.id not in self._requests:
-            found = request_of(flavor, self.room.aliases).with_devices(self.room.share_classes)
-            self._requests[flavor.id] = found if self.room.placed else found.without_devices()
+            request = request_of(flavor, self.room.aliases).with_devices(self.room.share_classes)
+            self._requests[flavor.id] = request if self.room.placed else request.without_devices()
         return self._requests[flavor.id]
 
     def _of_flavor(self, flavor: NovaFlavor, asker: Asker | None) -> _FlavorRoom:
@@ -189,9 +198,9 @@ class Reckoning:
 
     def _unknown(self, request: Request) -> frozenset[str]:
         """Classes that no host reports. What is left of those without RAM is not known."""
-        asked = {need.resource_class for need in request.devices} | request.amounts.keys() - {PINNED}
+        requested_classes = {need.resource_class for need in request.devices} | request.amounts.keys() - {PINNED}
         blind = any(host.node.rooms is None for host in self.room.hosts)
-        return frozenset() if blind else frozenset(asked - self.room.reported)
+        return frozenset() if blind else frozenset(requested_classes - self.room.reported)
 
     def _on(self, host: HostResources, facts: RequestFacts, request: Request) -> RequestFacts:
         """The facts of one host, in the words that causes are found by."""
@@ -250,17 +259,17 @@ class Reckoning:
         status = self._statuses.get(gpu.provider_name)
         return status.state if status else None
 
-    def _devices(self, host: HostResources, wanted: set[str]) -> Iterable[Device]:
+    def _devices(self, host: HostResources, requested_classes: set[str]) -> Iterable[Device]:
         mine = {gpu.provider_name: gpu for gpu in self.room.gpus_of.get(host.node.name, ())}
         for name, gpu in mine.items():
-            if gpu.resource_class in wanted and not gpu.blocked:
+            if gpu.resource_class in requested_classes and not gpu.blocked:
                 status = self._statuses.get(name)
                 state = status.state.value if status else "taken"
                 reason = (status.reason if status else "") or "cannot be had"
                 letters = slot_traits(gpu)
                 yield Device(name, gpu.host, gpu.address, gpu.resource_class, letters, state, reason)
         for device in host.devices:  # of no pool, and an alias means it
-            if device.provider not in mine and (classes := wanted & device.left.keys()):
+            if device.provider not in mine and (classes := requested_classes & device.left.keys()):
                 yield Device(device.provider, host.node.name, device.provider, min(classes), device.traits, "foreign")
 
     def _rest_of_gpus(
@@ -306,9 +315,9 @@ class Reckoning:
 
 def _why_spare(host: HostResources, request: Request, causes: Sequence[Finding], count: int) -> tuple[str, str]:
     """Why GPUs that can be had would not be had by this flavor on a host that would take so many servers."""
-    other = [cause for cause in causes if cause.code != "gpu"] or list(causes)
-    if other:
-        return other[0].code, f"{other[0].payload['short'] or other[0].reason}"
+    other_causes = [cause for cause in causes if cause.code != "gpu"] or list(causes)
+    if other_causes:
+        return other_causes[0].code, f"{other_causes[0].payload['short'] or other_causes[0].reason}"
     short = [name for name, needs in sorted(request.amounts.items()) if rooms_for(host, name, needs) <= count]
     if short:
         what = WORDS[short[0]][0] if short[0] in WORDS else short[0]
@@ -337,7 +346,9 @@ def with_units(room: CloudResources, statuses: Statuses) -> CloudResources:
         for gpu in mine[: device.left.get(mine[0].resource_class, 0) if mine else 0]:
             yield FreeDevice(gpu.provider_name, {gpu.resource_class: 1}, device.traits)
 
-    hosts = (replace(host, devices=tuple(one for device in host.devices for one in of(device))) for host in room.hosts)
+    hosts = (
+        replace(host, devices=tuple(unit for device in host.devices for unit in of(device))) for host in room.hosts
+    )
     return replace(room, hosts=tuple(hosts))
 
 
@@ -354,8 +365,8 @@ class _Others:
         self._found[code, reason] = number + gpus, hosts
 
     def told(self) -> tuple[KeptBack, ...]:
-        found = [KeptBack(code, reason, gpus, tuple(hosts)) for (code, reason), (gpus, hosts) in self._found.items()]
-        return tuple(sorted(found, key=lambda one: (-one.gpus, -len(one.hosts), one.code, one.reason)))
+        result = [KeptBack(code, reason, gpus, tuple(hosts)) for (code, reason), (gpus, hosts) in self._found.items()]
+        return tuple(sorted(result, key=lambda item: (-item.gpus, -len(item.hosts), item.code, item.reason)))
 
 
 def _sees(flavor: NovaFlavor, asker: Asker | None) -> bool:

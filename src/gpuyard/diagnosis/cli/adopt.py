@@ -80,17 +80,17 @@ def adopt(
 
     _check_place(output, force)
     files = read_config(map(named, nova_conf))
-    api, seen, facts = _cloud(cloud)
-    recorded = read_recordings(map(named, recording), seen.hosts if api else None)
-    inventories = {one.host: one.inventory for one in recorded}
+    api, objects, facts = _cloud(cloud)
+    recorded = read_recordings(map(named, recording), objects.hosts if api else None)
+    inventories = {item.host: item.inventory for item in recorded}
     config = hand_made(with_service_names(files, inventories), inventories)
     wishes = AdoptOptions(
         site=_site_name(name, api),
         release=release_of(release, facts.microversion),
-        recordings={one.host: _relative(one.path, output) for one in recorded},
+        recordings={item.host: _relative(item.path, output) for item in recorded},
         all_flavors=all_flavors,
     )
-    adoption = make_site(seen, facts, inventories, config, wishes)
+    adoption = make_site(objects, facts, inventories, config, wishes)
     compiled = _write(adoption, output, force)
     with redirect_stdout(sys.stderr if output == STDOUT else sys.stdout):
         _print(adoption.report, format_)
@@ -112,8 +112,8 @@ def _cloud(cloud: str | None) -> tuple[CloudApi | None, SeenObjects, CloudFacts]
     from gpuyard.provisioning.read import read_objects
 
     api = connect(cloud)
-    seen = read_objects(api)
-    return api, seen, read_facts(api, seen)
+    objects = read_objects(api)
+    return api, objects, read_facts(api, objects)
 
 
 def named(text: str) -> tuple[str | None, Path]:
@@ -138,7 +138,7 @@ def with_service_names(files: Sequence[ConfigFile], hosts: Mapping[str, object])
 
     from gpuyard.diagnosis.adopt.recordings import service_name
 
-    found = []
+    renamed = []
     for file in files:
         host = None if file.host is None else service_name(file.host, list(hosts))
         if host is not None and host not in hosts:
@@ -146,8 +146,8 @@ def with_service_names(files: Sequence[ConfigFile], hosts: Mapping[str, object])
                 f"--nova-conf {file.host}={file.path}: no recording of {file.host}; there are {', '.join(hosts)}; "
                 "a path that has an = in it begins with ./"
             )
-        found.append(replace(file, host=host))
-    return found
+        renamed.append(replace(file, host=host))
+    return renamed
 
 
 def _site_name(name: str | None, api: CloudApi | None) -> str:
@@ -217,7 +217,7 @@ def _print(report: Sequence[Finding], format_: FindingFormat) -> None:
         print_findings(report, "adopt", format_)
         return
     for code, title in SECTIONS.items():
-        lines = [one.reason for one in report if one.code == code]
+        lines = [finding.reason for finding in report if finding.code == code]
         if lines:
             print(f"{title}:")
             for number, line in enumerate(lines, start=1):

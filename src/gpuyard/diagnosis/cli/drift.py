@@ -49,14 +49,14 @@ def drift(
     loaded = load_site(site)
     api = connect(cloud)
     words = words_of_portal(cloud, url) if loaded.site.booking else None
-    world, found = _look(api, loaded, words)
-    _show(found, format_, columns)
+    world, findings = _look(api, loaded, words)
+    _show(findings, format_, columns)
     if not fix:
-        _end(found)
+        _end(findings)
         return
-    plan = plan_fixes(loaded.compiled, world, found)
+    plan = plan_fixes(loaded.compiled, world, findings)
     if not plan.steps:
-        _end(found)
+        _end(findings)
         return
     _mend(api, loaded, world, plan, yes)
     _, left = _look(api, loaded, words)
@@ -87,21 +87,21 @@ def _mend(api: CloudApi, loaded: LoadedSite, world: World, plan: FixPlan, yes: b
         print(f"  {item}")
 
 
-def _show(found: Sequence[Finding], format_: FindingFormat, columns: Sequence[str] | None) -> None:
-    print_findings(found, "drift", format_, columns, payload=PAYLOAD, told=PAYLOAD)
-    if not found and format_ is FindingFormat.TEXT and not columns:
+def _show(findings: Sequence[Finding], format_: FindingFormat, columns: Sequence[str] | None) -> None:
+    print_findings(findings, "drift", format_, columns, payload=PAYLOAD, text_payload=PAYLOAD)
+    if not findings and format_ is FindingFormat.TEXT and not columns:
         print("No drift: the cloud is as the site file says.")
 
 
-def _end(found: Sequence[Finding]) -> None:
+def _end(findings: Sequence[Finding]) -> None:
     """Raises BlockedError when there is drift."""
     from gpuyard.diagnosis.drift import drifts
 
-    if not drifts(found):
+    if not drifts(findings):
         return
-    alarms = sum(item.severity is Severity.ALARM for item in found)
-    differ = alarms + sum(item.severity is Severity.ERROR for item in found)
-    mends = sum(bool(item.payload["fix"]) for item in found)
+    alarms = sum(item.severity is Severity.ALARM for item in findings)
+    differ = alarms + sum(item.severity is Severity.ERROR for item in findings)
+    mends = sum(bool(item.payload["fix"]) for item in findings)
     those = f", {alarms} of them alarms" if alarms else ""
     raise BlockedError(
         f"{differ} difference{'s' * (differ != 1)} between site and cloud{those}; --fix can mend {mends}"

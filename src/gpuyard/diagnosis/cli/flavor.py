@@ -66,11 +66,11 @@ def show(
 
 def _rows(site: Path, cloud: str | None, url: str, project: str) -> list[dict[str, Any]]:
     """Rows as of the API."""
-    told, problem = flavors_of_portal(cloud, url, project=project)
-    if told is not None:
-        if told["problem"]:
-            print(f"{told['problem']}: this is of {told['taken_at']}", file=sys.stderr)
-        return list(told["flavors"])
+    document, problem = flavors_of_portal(cloud, url, project=project)
+    if document is not None:
+        if document["problem"]:
+            print(f"{document['problem']}: this is of {document['taken_at']}", file=sys.stderr)
+        return list(document["flavors"])
     whose = f"limits are those of {project}" if project else "limits are not looked at: name a --project"
     print(f"{problem}\nThis is what OpenStack says; later bookings are not known; {whose}.", file=sys.stderr)
     return _of_cloud(site, cloud, project)
@@ -91,4 +91,4 @@ def _of_cloud(site: Path, cloud: str | None, project: str) -> list[dict[str, Any
     statuses = {gpu_status.gpu.provider_name: gpu_status for gpu_status in gpu_statuses(compiled.gpus, snapshot)}
     reckoning = Reckoning(reader.read(now), statuses)
     asker = reader.asker(project, reckoning.resources) if project else None
-    return [row_of(one) for one in reckoning.all_of(asker)]
+    return [row_of(bootable) for bootable in reckoning.all_of(asker)]

@@ -31,12 +31,12 @@ def flavor_fields(row: Mapping[str, Any], zone: ZoneInfo) -> dict[str, Any]:
     """One flavor by itself: names of the API, and what are lists there as lines."""
     lines = {
         "spans": [
-            f"{one['servers']} {_until(one, zone)}" + (f" (booking {one['booking']})" if one["booking"] else "")
-            for one in row["spans"]
+            f"{span['servers']} {_until(span, zone)}" + (f" (booking {span['booking']})" if span["booking"] else "")
+            for span in row["spans"]
         ],
-        "where": [f"{one['host']}: {one['servers']}" for one in row["where"]],
-        "causes": [f"{one['code']}: {one['reason']} -> {one['remedy']}" for one in row["causes"]],
-        "others": [rest_words(one) for one in row["others"]],
+        "where": [f"{place['host']}: {place['servers']}" for place in row["where"]],
+        "causes": [f"{cause['code']}: {cause['reason']} -> {cause['remedy']}" for cause in row["causes"]],
+        "others": [rest_words(rest) for rest in row["others"]],
         "next_booking": next_words(row["next_booking"], zone),
     }
     plain = {name: value for name, value in row.items() if name not in lines}

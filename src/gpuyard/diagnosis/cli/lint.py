@@ -103,13 +103,13 @@ def _files(path: Path) -> Iterator[Path]:
         yield path
         return
     try:
-        there = sorted(file for file in path.rglob("*.conf") if file.is_file())
+        files = sorted(file for file in path.rglob("*.conf") if file.is_file())
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    ours = [file for file in there if concerns_nova(str(file.absolute()))]
-    if not there:
+    ours = [file for file in files if concerns_nova(str(file.absolute()))]
+    if not files:
         raise UsageError(f"{path}: no *.conf in this folder, nor in folders below it; name a file")
-    yield from ours or there
+    yield from ours or files
 
 
 def _text(file: Path) -> str:
@@ -132,14 +132,14 @@ def _recorded(texts: Sequence[str]) -> dict[str, Inventory]:
     from gpuyard.diagnosis.cli.adopt import named
     from gpuyard.host.recording import replay_file
 
-    found: dict[str, Inventory] = {}
+    inventories: dict[str, Inventory] = {}
     for text in texts:
         host, path = named(text)
         name = host or str(path)
-        if name in found:
+        if name in inventories:
             raise UsageError(f"--recording {text}: {name} is given twice; give one recording for each host")
-        found[name] = replay_file(path)
-    return found
+        inventories[name] = replay_file(path)
+    return inventories
 
 
 def _flavors(source: str | None, cloud: str | None) -> tuple[tuple[FlavorText, ...], str]:
@@ -162,5 +162,5 @@ def _flavors_of_cloud(cloud: str) -> tuple[FlavorText, ...]:
     from gpuyard.openstack.api import connect
     from gpuyard.provisioning.read import read_objects
 
-    seen = read_objects(connect(cloud))
-    return tuple(FlavorText(item.flavor.name, dict(item.flavor.extra_specs)) for item in seen.flavors)
+    objects = read_objects(connect(cloud))
+    return tuple(FlavorText(item.flavor.name, dict(item.flavor.extra_specs)) for item in objects.flavors)

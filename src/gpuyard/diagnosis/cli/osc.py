@@ -24,6 +24,6 @@ class ListFlavors(KnownColumns, command.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
         client = self.app.client_manager.gpu  # type: ignore[attr-defined]
-        told, zone = client.flavors(pool=parsed_args.pool, project=parsed_args.project), local_zone()
-        rows = [flavor_row(row, zone) for row in told["flavors"]]
+        document, zone = client.flavors(pool=parsed_args.pool, project=parsed_args.project), local_zone()
+        rows = [flavor_row(row, zone) for row in document["flavors"]]
         return FLAVORS, [["" if (value := row[name]) is None else value for name in FLAVORS] for row in rows]

@@ -79,20 +79,20 @@ class CapacityService:
         taken, room, problem = self._room.get(lambda: self._reader.read(self._now()))
         reckoning = self._reckoning(room, view, seen_as)
         if asker is not None:
-            kept, who = self._kept(asker.id), asker
-            at, asker, wrong = kept.get(lambda: self._reader.limits(who, reckoning.resources))
+            cache, who = self._kept(asker.id), asker
+            at, asker, wrong = cache.get(lambda: self._reader.limits(who, reckoning.resources))
             taken, problem = min(taken, at), problem or wrong
-        found = reckoning.all_of(asker)
-        ahead = [self._ahead_of(one, view, asker.id if asker else "") for one in found]
-        return BootableNow(taken, tuple(zip(found, ahead, strict=True)), problem)
+        bootables = reckoning.all_of(asker)
+        ahead = [self._ahead_of(bootable, view, asker.id if asker else "") for bootable in bootables]
+        return BootableNow(taken, tuple(zip(bootables, ahead, strict=True)), problem)
 
     def _kept(self, project: str) -> _Kept[Asker]:
         with self._lock:
-            kept = self._askers.setdefault(project, _Kept(self._now))
+            cache = self._askers.setdefault(project, _Kept(self._now))
             self._askers.move_to_end(project)
             while len(self._askers) > MOST_PROJECTS:
                 self._askers.popitem(last=False)
-            return kept
+            return cache
 
     def _reckoning(self, room: CloudResources, view: InventoryView, seen_as: Hashable) -> Reckoning:
         key = room.taken_at, view.generation, seen_as
@@ -110,22 +110,22 @@ class CapacityService:
     def _pool(self, ledger: Ledger, pool: str, view: InventoryView, now: datetime) -> PoolAhead:
         """Bookings are read for all who ask within a moment."""
         with self._lock:
-            known = self._pools.get(pool)
-        if known is not None and known[0] == view.generation and known[1] <= now < known[1] + SOON:
-            return known[2]
-        found = pool_ahead(ledger, pool, view, now)
+            cached = self._pools.get(pool)
+        if cached is not None and cached[0] == view.generation and cached[1] <= now < cached[1] + SOON:
+            return cached[2]
+        fresh = pool_ahead(ledger, pool, view, now)
         with self._lock:
-            self._pools[pool] = view.generation, now, found
-        return found
+            self._pools[pool] = view.generation, now, fresh
+        return fresh
 
-    def _ahead_of(self, one: Bootable, view: InventoryView, project_id: str) -> Ahead:
+    def _ahead_of(self, bootable: Bootable, view: InventoryView, project_id: str) -> Ahead:
         ledger, now = self._ledger, self._now()
-        if ledger is None or one.pool not in ledger.book.pools:
+        if ledger is None or bootable.pool not in ledger.book.pools:
             return NOTHING_AHEAD
-        pool = self._pool(ledger, one.pool, view, now)
+        pool = self._pool(ledger, bootable.pool, view, now)
         coming = begins_next(pool.bookings, project_id) if project_id else None
-        found = spans(pool, project_id, one.now, one.gpus, one.whole, now) if one.now else ()
-        return Ahead(found, coming)
+        free_spans = spans(pool, project_id, bootable.now, bootable.gpus, bootable.whole, now) if bootable.now else ()
+        return Ahead(free_spans, coming)
 
 
 def pool_ahead(ledger: Ledger, pool: str, view: InventoryView, now: datetime) -> PoolAhead:
@@ -148,12 +148,12 @@ def pool_ahead(ledger: Ledger, pool: str, view: InventoryView, now: datetime) ->
 
 
 def _all(ledger: Ledger, query: Query) -> Sequence[Booking]:
-    found: list[Booking] = []
+    bookings: list[Booking] = []
     while True:
-        page = ledger.find(query, PAGE, found[-1].id if found else "")
-        found += page
+        page = ledger.find(query, PAGE, bookings[-1].id if bookings else "")
+        bookings += page
         if len(page) < PAGE:
-            return found
+            return bookings
 
 
 class _Kept(Generic[T]):

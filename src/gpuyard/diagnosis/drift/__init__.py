@@ -29,7 +29,7 @@ def find_drift(
     """Return every difference, alarms first. Findings of level NOTE are no drift. `words`: the reasons for which
     bookings and holds keep GPUs; None where they are not known."""
     subject = DriftSubject(compiled, inventories, world, words)
-    found = [
+    findings = [
         *object_findings(subject),
         *host_findings(subject),
         *gpu_findings(subject),
@@ -37,7 +37,7 @@ def find_drift(
     ]
     if world.silent_cells:
         silent = sorted(name for name, service in world.services.items() if service.silent)
-        found.append(
+        findings.append(
             drift(
                 Severity.ERROR,
                 "cell-silent",
@@ -48,7 +48,7 @@ def find_drift(
                 "see nova-conductor and the database of the cell that is missing",
             )
         )
-    return sorted(found, key=by_weight)
+    return sorted(findings, key=by_weight)
 
 
 def drifts(findings: Iterable[Finding]) -> bool:

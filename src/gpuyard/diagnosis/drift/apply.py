@@ -37,11 +37,11 @@ class SkippedFix:
 class DriftFixer:
     """Carries fixes out on one cloud."""
 
-    def __init__(self, api: CloudApi, compiled: CompiledSite, seen: SeenObjects) -> None:
+    def __init__(self, api: CloudApi, compiled: CompiledSite, objects: SeenObjects) -> None:
         self._api = api
         self._cloud = Reader(api)
         self._compiled = compiled
-        self._seen = seen
+        self._seen = objects
 
     def apply(self, plan: FixPlan, report: Callable[[SiteStep | FixStep], None]) -> list[SkippedFix]:
         """Carry out all steps in order; `report` is called before each. Returns the steps that were left alone, with
@@ -57,15 +57,15 @@ class DriftFixer:
 
     def _attempts(self, step: FixStep) -> str:
         """Why a step was left alone; empty when what it wants is so."""
-        said = ""
+        last_error = ""
         for _ in range(ATTEMPTS):
             try:
                 return self._carry_out(step)
             except CloudError as error:
                 if error.status != CONFLICT:
                     raise
-                said = str(error)
-        return f"something else kept changing it, {ATTEMPTS} times: {said}"
+                last_error = str(error)
+        return f"something else kept changing it, {ATTEMPTS} times: {last_error}"
 
     def _carry_out(self, step: FixStep) -> str:
         match step:
@@ -77,8 +77,8 @@ class DriftFixer:
                 assert_never(step)
 
     def _allocation(self, consumer: str) -> str:
-        found = self._api.get("placement", f"/allocations/{consumer}")
-        if not found["allocations"]:
+        current = self._api.get("placement", f"/allocations/{consumer}")
+        if not current["allocations"]:
             return ""
         if self._cloud.has_server(consumer):
             return "Nova has a server of that id"
@@ -89,10 +89,10 @@ class DriftFixer:
         # Not DELETE, which asks no generation: whoever changes the consumer meanwhile must win.
         body = {
             "allocations": {},
-            "consumer_generation": found["consumer_generation"],
-            "consumer_type": sayable(found["consumer_type"]),
-            "project_id": found["project_id"],
-            "user_id": found["user_id"],
+            "consumer_generation": current["consumer_generation"],
+            "consumer_type": sayable(current["consumer_type"]),
+            "project_id": current["project_id"],
+            "user_id": current["user_id"],
         }
         self._api.request("PUT", "placement", f"/allocations/{consumer}", body)
         if self._api.get("placement", f"/allocations/{consumer}")["allocations"]:
@@ -105,10 +105,10 @@ class DriftFixer:
         tree = self._cloud.tree(root)
         if not tree:
             return ""
-        if any(self._cloud.consumers(one.id) for one in tree):
+        if any(self._cloud.consumers(provider.id) for provider in tree):
             return "something is allocated on it"
-        for one in reversed(list(below(tree, root))):
-            self._delete(one.id)
+        for provider in reversed(list(below(tree, root))):
+            self._delete(provider.id)
         self._delete(root)
         gone = not self._api.get("placement", "/resource_providers", uuid=root)["resource_providers"]
         return "" if gone else "it is there again"

@@ -153,8 +153,8 @@ class World:
     @cached_property
     def devices_of(self) -> dict[str, list[DeviceSeen]]:
         """The PCI devices that consumers have, by their ids."""
-        found: dict[str, list[DeviceSeen]] = {}
+        devices_by_consumer: dict[str, list[DeviceSeen]] = {}
         for device in self.devices.values():
             for consumer in device.holders:
-                found.setdefault(consumer, []).append(device)
-        return found
+                devices_by_consumer.setdefault(consumer, []).append(device)
+        return devices_by_consumer

@@ -18,14 +18,14 @@ def drift(
     severity: Severity,
     code: str,
     object: str,
-    seen: str,
-    wanted: str,
+    observed: str,
+    desired: str,
     effect: str,
     remedy: str,
     steps: tuple[SiteStep | FixStep, ...] = (),
 ) -> Finding:
     """Return one difference between the site and the cloud: what is, what should be, and what it means for users."""
-    return Finding(code, severity, object, seen, remedy, {"wanted": wanted, "effect": effect, "fix": Steps(steps)})
+    return Finding(code, severity, object, observed, remedy, {"wanted": desired, "effect": effect, "fix": Steps(steps)})
 
 
 def by_weight(finding: Finding) -> tuple[int, str, str]:

@@ -24,8 +24,8 @@ class Allocation:
 class AllocationStep(CloudStep[Allocation]):
     kind = "allocation"
 
-    def _values(self, one: Allocation) -> Iterable[tuple[str, Any]]:
-        return {"consumer generation": one.generation, **one.amounts}.items()
+    def _values(self, allocation: Allocation) -> Iterable[tuple[str, Any]]:
+        return {"consumer generation": allocation.generation, **allocation.amounts}.items()
 
 
 class ProviderStep(CloudStep[Root]):
@@ -33,8 +33,8 @@ class ProviderStep(CloudStep[Root]):
 
     kind = "provider"
 
-    def _values(self, one: Root) -> Iterable[tuple[str, Any]]:
-        return {"id": one.id, "below": len(one.children)}.items()
+    def _values(self, root: Root) -> Iterable[tuple[str, Any]]:
+        return {"id": root.id, "below": len(root.children)}.items()
 
 
 FixStep = AllocationStep | ProviderStep

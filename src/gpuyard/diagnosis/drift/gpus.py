@@ -99,7 +99,7 @@ def _offered(subject: DriftSubject, gpu: Gpu, device: DeviceSeen) -> Iterable[Fi
 
 
 def _held(subject: DriftSubject, gpu: Gpu, device: DeviceSeen) -> Finding:
-    kept = (subject.words or {}).get(device.name)
+    keeping = (subject.words or {}).get(device.name)
     command = (
         f"openstack resource provider inventory set --amend --resource {gpu.resource_class}:reserved=0 {device.id}"
     )
@@ -107,12 +107,15 @@ def _held(subject: DriftSubject, gpu: Gpu, device: DeviceSeen) -> Finding:
     why, remedy = "somebody keeps it back", f"to give it back: {command}"
     if subject.words is None and site.booking is not None:
         remedy = f"if gpuyard itself does not keep it (the portal knows; name it with --url), {command}"
-    if kept is not None and kept.state is GpuState.BOOKED:
-        why, remedy = kept.reason, f"see the booking: gpuyard booking show {kept.booking}" if kept.booking else ""
-    elif kept is not None and kept.booking:
-        why, remedy = kept.reason, f"to give it back: gpuyard gpu release {kept.booking}"
-    elif kept is not None:
-        why, remedy = kept.reason, f"who is to look after it: gpuyard gpu health {gpu.host}/{gpu.address}"
+    if keeping is not None and keeping.state is GpuState.BOOKED:
+        why, remedy = (
+            keeping.reason,
+            f"see the booking: gpuyard booking show {keeping.booking}" if keeping.booking else "",
+        )
+    elif keeping is not None and keeping.booking:
+        why, remedy = keeping.reason, f"to give it back: gpuyard gpu release {keeping.booking}"
+    elif keeping is not None:
+        why, remedy = keeping.reason, f"who is to look after it: gpuyard gpu health {gpu.host}/{gpu.address}"
     elif site.pools[gpu.pool].one_time_use:
         why = "after a server, it waits for somebody to scrub and release it"
         if site.health is not None:
@@ -147,11 +150,11 @@ def _not_offered(subject: DriftSubject, device: DeviceSeen) -> Finding:
     group = function.iommu_group if function else None
     mates = [g.address for g in subject.offered.values() if g.host == device.host and group is not None
              and g.group == group]  # fmt: skip
-    held = " and ".join(subject.world.called(holder) for holder in device.holders)
+    holders = " and ".join(subject.world.called(holder) for holder in device.holders)
     gpu = subject.gpus.get(device.name)
     is_gpu = gpu is not None or (function is not None and function.is_gpu)
     kind = "gpu-not-offered" if is_gpu else "device-not-offered"
-    kind += "-in-use" if held else ""
+    kind += "-in-use" if holders else ""
     if mates:
         effect = f"it is in one IOMMU group with {', '.join(mates)}: with two servers in it, the second does not start"
     elif function is None:
@@ -160,17 +163,17 @@ def _not_offered(subject: DriftSubject, device: DeviceSeen) -> Finding:
         effect = f"servers get a GPU that the site does not count ({gpu.blocked if gpu else 'in no pool'})"
     else:
         effect = "none for GPUs: somebody gives this device away on purpose"
-    danger = bool(mates) or (is_gpu and bool(held))
+    danger = bool(mates) or (is_gpu and bool(holders))
     level = Severity.ALARM if danger else Severity.NOTE if function is not None and not is_gpu else Severity.ERROR
     stock = ", ".join(sorted(device.stock or {})) or "nothing"
     remedy = f"take it out of [pci]device_spec of {device.host} and restart its nova-compute"
     if function is None:
         remedy = f"record {device.host} again ('gpuyard host record'), or {remedy}"
-    if held:
-        remedy = f"first let {held} end or move: Nova keeps a device that is in use; then {remedy}"
+    if holders:
+        remedy = f"first let {holders} end or move: Nova keeps a device that is in use; then {remedy}"
     return drift(
         level, kind, f"{device.host} {device.address}",
-        f"Nova offers it as {stock}" + (f", and {held} has it" if held else ""), "not offered", effect, remedy,
+        f"Nova offers it as {stock}" + (f", and {holders} has it" if holders else ""), "not offered", effect, remedy,
     )  # fmt: skip
 
 

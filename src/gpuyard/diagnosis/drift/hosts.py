@@ -41,9 +41,11 @@ def host_findings(subject: DriftSubject) -> Iterable[Finding]:
 def _missing(host: HostSeen) -> Iterable[Finding]:
     effect = "no server can start there"
     if host.service is None:
-        seen = "no nova-compute" + ("" if host.provider is None else ", though Placement has a provider of its name")
+        observed = "no nova-compute" + (
+            "" if host.provider is None else ", though Placement has a provider of its name"
+        )
         yield drift(
-            Severity.ERROR, "host-missing", host.name, seen, "a nova-compute service", effect,
+            Severity.ERROR, "host-missing", host.name, observed, "a nova-compute service", effect,
             f"deploy nova-compute to {host.name} ('gpuyard site render'), or take the host out of the site file",
         )  # fmt: skip
     elif host.provider is None:
@@ -76,11 +78,11 @@ def _service(host: HostSeen) -> Iterable[Finding]:
 def _provider_config(subject: DriftSubject, host: HostSeen) -> Iterable[Finding]:
     """The host's provider.yaml, as far as it shows: its classes are those of the counters and of the arithmetic."""
     config = subject.compiled.provider_config_of(host.name)
-    wanted = {name: total for name, total in config.inventories.items() if total}
+    desired = {name: total for name, total in config.inventories.items() if total}
     ours = {name for name in host.stock if _is_ours(name)}
     odd = []
-    for name in sorted(wanted.keys() | ours):
-        stock, total = host.stock.get(name), wanted.get(name)
+    for name in sorted(desired.keys() | ours):
+        stock, total = host.stock.get(name), desired.get(name)
         if stock is None:
             odd.append((f"no {name}", f"{name} {total}"))
         elif (stock.total, stock.reserved, stock.ratio) != (total, 0, 1.0):
@@ -88,7 +90,7 @@ def _provider_config(subject: DriftSubject, host: HostSeen) -> Iterable[Finding]
             more += f" ratio {stock.ratio:g}" if stock.ratio != 1 else ""
             odd.append((f"{name} {stock.total}{more}", f"no {name}" if total is None else f"{name} {total}"))
     if odd:
-        yield _differs(host, [seen for seen, _ in odd], [right for _, right in odd])
+        yield _differs(host, [observed for observed, _ in odd], [right for _, right in odd])
     trait = site_trait(subject.compiled.site.site)
     if host.site_trait and trait not in config.traits:
         yield drift(
@@ -106,9 +108,9 @@ def _is_ours(name: str) -> bool:
     return counter or name in (NOGPU_VCPU, NOGPU_MEMORY, NOGPU_DISK)
 
 
-def _differs(host: HostSeen, seen: Sequence[str], wanted: Sequence[str]) -> Finding:
+def _differs(host: HostSeen, observed: Sequence[str], desired: Sequence[str]) -> Finding:
     return drift(
-        Severity.ERROR, "provider-config", host.name, ", ".join(seen), ", ".join(wanted),
+        Severity.ERROR, "provider-config", host.name, ", ".join(observed), ", ".join(desired),
         "flavors of the site do not find the host, or find more of it than there is",
         f"deploy the rendered provider.yaml to {host.name} and {RESTART}: it reads the file only then",
     )  # fmt: skip
@@ -117,25 +119,25 @@ def _differs(host: HostSeen, seen: Sequence[str], wanted: Sequence[str]) -> Find
 def _options(subject: DriftSubject, host: HostSeen) -> Iterable[Finding]:
     """Nova's options on the host, as far as they show in its inventory."""
     options = subject.compiled.options_of("nova-compute", host.name)
-    seen, wanted = [], []
+    observed, desired = [], []
     for key, name in RATIOS.items():
         stock, values = host.stock.get(name), options.values("DEFAULT", key)
         if stock is not None and values and abs(stock.ratio - float(values[-1])) > 1e-6:
-            seen.append(f"{key} {stock.ratio:g}")
-            wanted.append(f"{key} {float(values[-1]):g}")
+            observed.append(f"{key} {stock.ratio:g}")
+            desired.append(f"{key} {float(values[-1]):g}")
     for key, name in RESERVED.items():
         stock, values = host.stock.get(name), options.values("DEFAULT", key)
         if stock is None or not values:
             continue
         amount = -(-int(values[-1]) // 1024) if key.endswith("disk_mb") else int(values[-1])
         if stock.reserved != amount:
-            seen.append(f"{name} reserved {stock.reserved}")
-            wanted.append(f"{name} reserved {amount}")
-    if seen:
-        memory = any(text.startswith("ram_") for text in seen)
+            observed.append(f"{name} reserved {stock.reserved}")
+            desired.append(f"{name} reserved {amount}")
+    if observed:
+        memory = any(text.startswith("ram_") for text in observed)
         effect = "VFIO pins all memory of a server with a GPU: with more promised than there is, servers are killed"
         yield drift(
-            Severity.ERROR, "nova-options", host.name, ", ".join(seen), ", ".join(wanted),
+            Severity.ERROR, "nova-options", host.name, ", ".join(observed), ", ".join(desired),
             effect if memory else "what the site keeps for GPUs is reckoned with other numbers",
             f"deploy the rendered Nova options to {host.name} and {RESTART}",
         )  # fmt: skip
@@ -144,21 +146,21 @@ def _options(subject: DriftSubject, host: HostSeen) -> Iterable[Finding]:
 def _totals(subject: DriftSubject, host: HostSeen) -> Iterable[Finding]:
     """CPUs, RAM and disk of the host against its recording."""
     facts, wish = subject.inventories[host.name].facts, subject.compiled.site.hosts[host.name]
-    wanted = {"VCPU": (shared_cpus(wish, facts), 0.0), "MEMORY_MB": (facts.memory_mib, MEMORY_TOLERANCE)}
+    recorded = {"VCPU": (shared_cpus(wish, facts), 0.0), "MEMORY_MB": (facts.memory_mib, MEMORY_TOLERANCE)}
     if wish.cpu_dedicated_set is not None:
-        wanted["PCPU"] = (len(parse_cpu_set(wish.cpu_dedicated_set)), 0.0)
+        recorded["PCPU"] = (len(parse_cpu_set(wish.cpu_dedicated_set)), 0.0)
     disk = host.stock.get("DISK_GB")
     # More than recorded is another disk, and harmless; without a reserve nothing is reckoned with it.
     if wish.reserve is not None and disk is not None and disk.total < facts.disk_gib * (1 - DISK_TOLERANCE):
-        wanted["DISK_GB"] = (facts.disk_gib, DISK_TOLERANCE)
+        recorded["DISK_GB"] = (facts.disk_gib, DISK_TOLERANCE)
     odd = []
-    for name, (total, tolerance) in wanted.items():
-        there = host.stock[name].total if name in host.stock else 0
-        if abs(there - total) > total * tolerance:
-            odd.append((f"{name} {there}", f"{name} {total}"))
+    for name, (total, tolerance) in recorded.items():
+        reported = host.stock[name].total if name in host.stock else 0
+        if abs(reported - total) > total * tolerance:
+            odd.append((f"{name} {reported}", f"{name} {total}"))
     if odd:
         yield drift(
-            Severity.ERROR, "recording-old", host.name, ", ".join(seen for seen, _ in odd),
+            Severity.ERROR, "recording-old", host.name, ", ".join(observed for observed, _ in odd),
             ", ".join(right for _, right in odd) + ", as recorded",
             "the machine is another one than the site reckons with: what is kept for GPUs may not be there",
             f"record it again ('gpuyard host record' on {host.name}), check, render and deploy; if cpu_shared_set or "
@@ -206,12 +208,12 @@ def _mirrored(subject: DriftSubject) -> Iterable[Finding]:
     """Nova writes its aggregates into Placement too, and isolation goes by what is there."""
     site = subject.compiled.site
     for item in subject.world.objects.aggregates:
-        seen = subject.world.mirrored.get(item.aggregate.name)
-        if seen is None:
+        mirrored = subject.world.mirrored.get(item.aggregate.name)
+        if mirrored is None:
             continue
-        there = {name for name, host in subject.world.hosts.items() if host.provider is not None}
-        missing = sorted(item.aggregate.hosts & there - seen)
-        more = sorted((seen & site.hosts.keys()) - item.aggregate.hosts)
+        with_provider = {name for name, host in subject.world.hosts.items() if host.provider is not None}
+        missing = sorted(item.aggregate.hosts & with_provider - mirrored)
+        more = sorted((mirrored & site.hosts.keys()) - item.aggregate.hosts)
         if missing or more:
             yield drift(
                 Severity.ERROR, "aggregate-not-in-placement", item.aggregate.name,

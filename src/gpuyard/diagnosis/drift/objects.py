@@ -45,8 +45,8 @@ def object_findings(subject: DriftSubject) -> Iterable[Finding]:
 
 def _planned(subject: DriftSubject) -> Iterable[Finding]:
     """What `site plan` shows."""
-    compiled, seen = subject.compiled, subject.world.objects
-    plan = plan_site(compiled, seen)
+    compiled, objects = subject.compiled, subject.world.objects
+    plan = plan_site(compiled, objects)
     yield from (_of_step(step) for step in plan.steps)
     for text in plan.waits:
         name, _, why = text.partition(": ")
@@ -63,7 +63,7 @@ def _planned(subject: DriftSubject) -> Iterable[Finding]:
             "nothing of the site is applied", "see what the text says",
         )  # fmt: skip
     done = set(map(str, plan.steps))
-    pruned = [step for step in plan_site(compiled, seen, prune=True).steps if str(step) not in done]
+    pruned = [step for step in plan_site(compiled, objects, prune=True).steps if str(step) not in done]
     for step in pruned:
         if step.verb is StepVerb.DELETE:
             kind = step.kind.split()[-1]
@@ -71,7 +71,7 @@ def _planned(subject: DriftSubject) -> Iterable[Finding]:
                 Severity.NOTE, f"{kind}-left", f"{step.kind} {step.name}", "made by gpuyard for the site",
                 "not in the site file any more", "users still have it", "gpuyard site apply --prune deletes it",
             )  # fmt: skip
-    yield from (_foreign_difference(text) for text in foreign_differences(compiled.flavors, seen))
+    yield from (_foreign_difference(text) for text in foreign_differences(compiled.flavors, objects))
 
 
 def _of_step(step: SiteStep) -> Finding:
@@ -105,21 +105,21 @@ def _foreign_flavors(subject: DriftSubject) -> Iterable[Finding]:
     """Flavors of others that reach for the site's GPUs or hosts. Those that the site file names are wanted so."""
     site = subject.compiled.site
     mark = owner_mark(site.site)
-    known = {flavor.name for flavor in subject.compiled.flavors if flavor.foreign}
+    named = {flavor.name for flavor in subject.compiled.flavors if flavor.foreign}
     for item in subject.world.objects.flavors:
-        if item.flavor.description != mark and item.flavor.name not in known:
+        if item.flavor.description != mark and item.flavor.name not in named:
             yield from _reaches(subject, item)
 
 
 def _reaches(subject: DriftSubject, item: SeenFlavor) -> Iterable[Finding]:
     site, flavor = subject.compiled.site, item.flavor
     where = f"flavor {flavor.name} (id {item.id})"
-    asked: dict[str, int] = {}
+    requested: dict[str, int] = {}
     for name, number in asked_devices(flavor.extra_specs).items():
         if name in subject.pool_of_alias:
-            asked[subject.pool_of_alias[name]] = asked.get(subject.pool_of_alias[name], 0) + number
+            requested[subject.pool_of_alias[name]] = requested.get(subject.pool_of_alias[name], 0) + number
     uncounted = {
-        pool: n for pool, n in asked.items() if flavor.extra_specs.get(f"resources:{count_class(pool)}") != str(n)
+        pool: n for pool, n in requested.items() if flavor.extra_specs.get(f"resources:{count_class(pool)}") != str(n)
     }
     if uncounted and site.gpu_quotas:
         specs = " ".join(f"--property resources:{count_class(pool)}={n}" for pool, n in uncounted.items())
@@ -128,7 +128,7 @@ def _reaches(subject: DriftSubject, item: SeenFlavor) -> Iterable[Finding]:
             f"asks for {flavor.extra_specs[ALIAS_SPEC]} and does not count", "counted, or not of the site's GPUs",
             "its servers take GPUs past the projects' limits", f"openstack flavor set {specs} {item.id}, or delete it",
         )  # fmt: skip
-    taken = sorted(_takes(flavor) - {count_class(pool) for pool in asked})
+    taken = sorted(_takes(flavor) - {count_class(pool) for pool in requested})
     by_alias = [name for name, pool in site.pools.items() if pool.counted_by_alias]
     mine = {name for pool in by_alias for name in (pool_class(pool), peer_class(pool), count_class(pool))}
     if any(name in mine or name.startswith("CUSTOM_PCI_") for name in taken):
@@ -142,7 +142,7 @@ def _reaches(subject: DriftSubject, item: SeenFlavor) -> Iterable[Finding]:
     trait = f"trait:{site_trait(site.site)}"
     if site.isolated and flavor.extra_specs.get(trait) == "required":
         counts = any(key.startswith("resources:CUSTOM_NOGPU_") for key in flavor.extra_specs)
-        if not (asked or counts) or not keeps_reserves(site):
+        if not (requested or counts) or not keeps_reserves(site):
             yield drift(
                 Severity.ERROR, "flavor-foreign-trait", where, f"{trait}=required", "no such property",
                 "its servers get onto the site's hosts, into what is kept for GPUs",
@@ -166,11 +166,11 @@ def _foreign_limits(subject: DriftSubject) -> Iterable[Finding]:
     site = subject.compiled.site
     # Where GPUs can be booked, projects' limits rise and fall with bookings.
     marks = {owner_mark(site.site), *([bookings_mark(site.site)] if site.booking else [])}
-    wanted = {(limit.project, limit.resource) for limit in subject.compiled.limits}
+    stated = {(limit.project, limit.resource) for limit in subject.compiled.limits}
     mine = _site_classes(subject)
     for item in subject.world.objects.limits:
         limit = item.limit
-        if limit.resource not in mine or (limit.project, limit.resource) in wanted or limit.description in marks:
+        if limit.resource not in mine or (limit.project, limit.resource) in stated or limit.description in marks:
             continue
         who = f"project {limit.project}" if limit.project else "every project"
         command = "limit" if limit.project else "registered limit"

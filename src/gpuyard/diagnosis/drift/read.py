@@ -52,8 +52,8 @@ class WorldReader:
         # The servers first: what they hold is then read later than they are, and a GPU that changes hands in between
         # shows as held by a stranger, who is looked at again, and not as somebody else's.
         cloud = self._cloud
-        found = cloud.servers()
-        servers = {row.id: server_seen(row) for row in found}
+        rows = cloud.servers()
+        servers = {row.id: server_seen(row) for row in rows}
         objects = cloud.later(read_objects, cloud.api, self._compiled, look_at_hosts=False)
         services = cloud.later(cloud.services)
         hypervisors = cloud.later(cloud.hypervisors)
@@ -66,21 +66,21 @@ class WorldReader:
         with_trait = self._with(required=trait)
         hosts = self._hosts(services.result(), with_trait)
         unknown = self._unknown_hosts(devices, trait, with_trait)
-        seen = objects.result()
+        observed = objects.result()
         silent = any(service.silent for service in services.result().values())
-        known = known_hypervisors(hypervisors, silent)
+        known_ids = known_hypervisors(hypervisors, silent)
         world = World(
-            objects=replace(seen, reported=self._reported(hosts, trait), in_use=self._in_use(hosts)),
+            objects=replace(observed, reported=self._reported(hosts, trait), in_use=self._in_use(hosts)),
             hosts=hosts,
             devices=devices,
             shares=self._shares(),
             servers=servers,
             services=services.result(),
             unknown_hosts=unknown,
-            leftovers=self._leftovers(known, unknown) if known is not None else (),
+            leftovers=self._leftovers(known_ids, unknown) if known_ids is not None else (),
             mirrored=self._mirrored(members.result()),
             images=images.result(),
-            usages=self._usages(seen, servers.values()),
+            usages=self._usages(observed, servers.values()),
             silent_cells=silent,
             microversion=version.result(),
         )
@@ -93,11 +93,11 @@ class WorldReader:
         """Images that ask for the site's trait; Glance lists those that it hides only by themselves."""
         if not self._compiled.site.isolated:
             return {}
-        wanted = {f"trait:{site_trait(self._compiled.site.site)}": "required", "limit": PAGE}
+        query = {f"trait:{site_trait(self._compiled.site.site)}": "required", "limit": PAGE}
         rows = [
             row
             for hidden in ("false", "true")
-            for row in self._cloud.members("image", "/images", "images", os_hidden=hidden, **wanted)
+            for row in self._cloud.members("image", "/images", "images", os_hidden=hidden, **query)
         ]
         return {row["id"]: row["name"] or "" for row in rows}
 
@@ -124,69 +124,75 @@ class WorldReader:
 
     def _reported(self, hosts: Mapping[str, HostSeen], trait: str) -> dict[str, frozenset[str]]:
         """Class or trait of the site's provider.yaml -> its hosts that have it."""
-        found: dict[str, set[str]] = {}
+        members_by_name: dict[str, set[str]] = {}
         for host in hosts.values():
             for name in (*host.stock, *([trait] if host.site_trait else [])):
-                found.setdefault(name, set()).add(host.name)
-        return {name: frozenset(members) for name, members in found.items()}
+                members_by_name.setdefault(name, set()).add(host.name)
+        return {name: frozenset(members) for name, members in members_by_name.items()}
 
     def _in_use(self, hosts: Mapping[str, HostSeen]) -> dict[str, frozenset[str]]:
         """Host of the site -> classes of a provider.yaml that servers there consume and the site no longer has."""
-        found = {}
+        strays_by_host = {}
         for host in hosts.values():
-            wanted = self._compiled.provider_config_of(host.name).inventories
+            inventories = self._compiled.provider_config_of(host.name).inventories
             used = {name for amounts in host.consumers.values() for name in amounts}
-            if stray := frozenset(n for n in used if OF_PROVIDER_CONFIGS.match(n) and n not in wanted):
-                found[host.name] = stray
-        return found
+            if stray := frozenset(n for n in used if OF_PROVIDER_CONFIGS.match(n) and n not in inventories):
+                strays_by_host[host.name] = stray
+        return strays_by_host
 
     def _unknown_hosts(
         self, devices: Mapping[str, DeviceSeen], trait: str, with_trait: frozenset[str]
     ) -> dict[str, frozenset[str]]:
         """Roots that are no hosts of the site, with what they have of it."""
-        found: dict[str, set[str]] = {}
+        names_by_root: dict[str, set[str]] = {}
         counts = [count_class(pool) for pool in self._compiled.site.pools]
         able = self._cloud.each(lambda name: self._with(resources=f"{name}:1"), counts)
         for name, providers in [(trait, with_trait), *able.items()]:
             for provider in providers & self._providers.keys():
-                found.setdefault(self._root_name(provider), set()).add(name)
+                names_by_root.setdefault(self._root_name(provider), set()).add(name)
         for device in devices.values():
-            found.setdefault(device.host, set()).update(device.classes & self._classes)
-        return {name: frozenset(what) for name, what in found.items() if what and name not in self._compiled.site.hosts}
+            names_by_root.setdefault(device.host, set()).update(device.classes & self._classes)
+        return {
+            name: frozenset(what)
+            for name, what in names_by_root.items()
+            if what and name not in self._compiled.site.hosts
+        }
 
     def _root_name(self, provider: str) -> str:
         root = self._providers[provider].root_id
         return self._providers[root].name if root in self._providers else ""
 
-    def _leftovers(self, known: set[str], unknown: Mapping[str, frozenset[str]]) -> tuple[Root, ...]:
+    def _leftovers(self, known_ids: set[str], unknown: Mapping[str, frozenset[str]]) -> tuple[Root, ...]:
         """Roots that Nova knows no hypervisor of, and that have to do with the site."""
         left = [
             root
             for root in self._roots()
-            if root.id not in known and (root.name in self._compiled.site.hosts or root.name in unknown)
+            if root.id not in known_ids and (root.name in self._compiled.site.hosts or root.name in unknown)
         ]
         return tuple(self._leftover(root) for root in left)
 
     def _leftover(self, root: Provider) -> Root:
         tree = self._cloud.tree(root.id)
-        used = any(self._cloud.each(self._cloud.consumers, (one.id for one in tree)).values())
-        return Root(root.id, root.name, tuple((one.id, one.name) for one in below(tree, root.id)), used)
+        used = any(self._cloud.each(self._cloud.consumers, (provider.id for provider in tree)).values())
+        return Root(root.id, root.name, tuple((provider.id, provider.name) for provider in below(tree, root.id)), used)
 
     def _mirrored(self, aggregates: Sequence[AggregateRow]) -> dict[str, frozenset[str]]:
         """Aggregate of the site -> names of the providers that Placement has in it."""
-        wanted = {aggregate.name for aggregate in self._compiled.aggregates}
-        mine = {row.name: row.uuid for row in aggregates if row.name in wanted}
+        aggregate_names = {aggregate.name for aggregate in self._compiled.aggregates}
+        mine = {row.name: row.uuid for row in aggregates if row.name in aggregate_names}
         members = self._cloud.each(lambda name: self._with(member_of=mine[name]), mine)
         return {
-            name: frozenset(self._providers[one].name for one in ids if one in self._providers)
+            name: frozenset(self._providers[provider_id].name for provider_id in ids if provider_id in self._providers)
             for name, ids in members.items()
         }
 
     # Devices.
 
     def _shares(self) -> dict[str, dict[str, Stock]]:
-        there = {provider.name: provider.id for provider in self._providers.values() if provider.name in self._shared}
-        return self._cloud.each(lambda name: self._cloud.stock(there[name]), sorted(there))
+        ids_by_name = {
+            provider.name: provider.id for provider in self._providers.values() if provider.name in self._shared
+        }
+        return self._cloud.each(lambda name: self._cloud.stock(ids_by_name[name]), sorted(ids_by_name))
 
     @property
     def _classes(self) -> frozenset[str]:
@@ -205,7 +211,7 @@ class WorldReader:
         kinds = {trait for gpu in self._offered.values() for trait in slot_traits(gpu)}
         traits = {trait: run(self._with, required=trait) for trait in kinds}
         once = run(self._with, required=ONE_TIME_USE) if self._uses_once else None
-        held = self._held_by_servers(servers.values())
+        holders_by_provider = self._held_by_servers(servers.values())
         free = {name: later.result() for name, later in able.items()}
         too_many = frozenset().union(*(later.result() for later in twice))
         devices = []
@@ -213,7 +219,7 @@ class WorldReader:
             if self._providers[provider].name in self._shared:
                 continue  # is one of `_shares`; who has what of it, gpuyard gpu list says
             classes = {name for name, ids in free.items() if provider in ids}
-            holders = held.get(provider, {})
+            holders = holders_by_provider.get(provider, {})
             classes |= {name for amounts in holders.values() for name in amounts}
             devices.append(
                 DeviceSeen(
@@ -229,7 +235,7 @@ class WorldReader:
             )
         odd = [d.host in self._compiled.site.hosts and (d.id in too_many or self._odd(d)) for d in devices]
         by_name = {device.name: device for device in devices}
-        closer = [device.name for device, one in zip(devices, odd, strict=True) if one]
+        closer = [device.name for device, is_odd in zip(devices, odd, strict=True) if is_odd]
         return by_name | self._cloud.each(lambda name: self._look_closer(by_name[name]), closer)
 
     def _odd(self, device: DeviceSeen) -> bool:
@@ -252,11 +258,11 @@ class WorldReader:
     def _held_by_servers(self, servers: Iterable[ServerSeen]) -> dict[str, dict[str, dict[str, int]]]:
         """Provider -> consumer -> class -> amount, of the servers whose flavors ask for devices."""
         asking = [server.id for server in servers if asks_devices(server) and server.status != GONE_FROM_HOST]
-        held: dict[str, dict[str, dict[str, int]]] = {}
+        holders_by_provider: dict[str, dict[str, dict[str, int]]] = {}
         for server, allocations in self._cloud.each(self._cloud.allocations, asking).items():
             for provider, amounts in allocations.items():
-                held.setdefault(provider, {})[server] = amounts
-        return held
+                holders_by_provider.setdefault(provider, {})[server] = amounts
+        return holders_by_provider
 
     # Who uses what.
 
@@ -264,19 +270,19 @@ class WorldReader:
         if not self._compiled.site.gpu_quotas:
             return {}
         names = {identity: name for name, identity in objects.projects.items()}
-        wanted = {limit.project for limit in self._compiled.limits if limit.project in objects.projects}
-        ids = {objects.projects[name] for name in wanted if name}
+        project_names = {limit.project for limit in self._compiled.limits if limit.project in objects.projects}
+        ids = {objects.projects[name] for name in project_names if name}
         ids |= {server.project for server in servers if asks_devices(server)}
-        found = self._cloud.each(self._cloud.project_usages, sorted(ids))
-        return {names.get(identity, identity): usage for identity, usage in found.items()}
+        usages = self._cloud.each(self._cloud.project_usages, sorted(ids))
+        return {names.get(identity, identity): usage for identity, usage in usages.items()}
 
     def _with_strangers(self, world: World, migrations: bool) -> World:
         consumers = {name for host in world.hosts.values() for name in host.consumers}
         consumers |= {name for device in world.devices.values() for name in device.holders}
-        found = self._cloud.each(self._stranger, sorted(consumers - world.servers.keys()))
-        strangers = {name: one for name, one in found.items() if one is not None}
-        known = self._cloud.migrations() if strangers or migrations else {}
-        return replace(world, strangers=strangers, migrations=known)
+        looked_up = self._cloud.each(self._stranger, sorted(consumers - world.servers.keys()))
+        strangers = {name: stranger for name, stranger in looked_up.items() if stranger is not None}
+        migrations_by_id = self._cloud.migrations() if strangers or migrations else {}
+        return replace(world, strangers=strangers, migrations=migrations_by_id)
 
     def _stranger(self, consumer: str) -> Stranger | None:
         """A consumer that is none of the listed servers; None when it has nothing any more."""

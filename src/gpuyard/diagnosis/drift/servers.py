@@ -42,26 +42,26 @@ def _strangers(subject: DriftSubject) -> Iterable[Finding]:
         migration = world.migrations.get(stranger.id)
         if stranger.exists or (migration is not None and migration.running):
             continue
-        seen = f"has {_amounts(subject, stranger)}"
+        what = f"has {_amounts(subject, stranger)}"
         if migration is not None:
             yield drift(
                 Severity.ERROR, "allocation-of-migration", f"consumer {stranger.id}",
-                f"{seen}: migration of server {migration.server}, which is {migration.status}", "nothing",
+                f"{what}: migration of server {migration.server}, which is {migration.status}", "nothing",
                 "nobody can have what it has", "see 'openstack server migration list' and the log of nova-compute on "
                 f"{migration.source}; when the server is well: openstack resource provider allocation delete "
                 f"{stranger.id}",
             )  # fmt: skip
         elif stranger.type not in NOVAS:
             yield drift(
-                Severity.ERROR, "allocation-foreign", f"consumer {stranger.id}", f"{seen}, as type {stranger.type}",
+                Severity.ERROR, "allocation-foreign", f"consumer {stranger.id}", f"{what}, as type {stranger.type}",
                 "nothing of the site's hosts", "servers cannot have what it has",
                 "ask whoever makes such consumers; gpuyard leaves it alone",
             )  # fmt: skip
         else:
-            yield _orphan(subject, stranger, seen)
+            yield _orphan(subject, stranger, what)
 
 
-def _orphan(subject: DriftSubject, stranger: Stranger, seen: str) -> Finding:
+def _orphan(subject: DriftSubject, stranger: Stranger, what: str) -> Finding:
     reason = "it is no server and no migration"
     step = AllocationStep(reason, Allocation(stranger.id, stranger.generation, _flat(subject, stranger)))
     safe = not subject.world.silent_cells
@@ -69,7 +69,7 @@ def _orphan(subject: DriftSubject, stranger: Stranger, seen: str) -> Finding:
     if not safe:
         remedy = "a cell of Nova does not answer, and it may be a server there: look again when it does"
     return drift(
-        Severity.ERROR, "allocation-orphaned", f"consumer {stranger.id}", f"{seen}, and {reason}", "no such allocation",
+        Severity.ERROR, "allocation-orphaned", f"consumer {stranger.id}", f"{what}, and {reason}", "no such allocation",
         "nobody can have what it has", remedy, (step,) if safe else (),
     )  # fmt: skip
 
@@ -100,18 +100,18 @@ def _amounts(subject: DriftSubject, stranger: Stranger) -> str:
 
 def _held_by(subject: DriftSubject) -> dict[str, tuple[set[str], list[DeviceSeen]]]:
     """Server -> hosts on whose providers it has something, and its devices, on the site's hosts."""
-    found: dict[str, tuple[set[str], list[DeviceSeen]]] = {}
+    holdings: dict[str, tuple[set[str], list[DeviceSeen]]] = {}
     for host in subject.world.hosts.values():
         for consumer in host.consumers:
             if consumer in subject.world.servers:
-                found.setdefault(consumer, (set(), []))[0].add(host.name)
+                holdings.setdefault(consumer, (set(), []))[0].add(host.name)
     for device in subject.devices_on_site():
         for consumer in device.holders:
             if consumer in subject.world.servers:
-                hosts, devices = found.setdefault(consumer, (set(), []))
+                hosts, devices = holdings.setdefault(consumer, (set(), []))
                 hosts.add(device.host)
                 devices.append(device)
-    return found
+    return holdings
 
 
 def _elsewhere(subject: DriftSubject) -> Iterable[Finding]:
@@ -134,12 +134,12 @@ def _elsewhere(subject: DriftSubject) -> Iterable[Finding]:
                 f"openstack server delete {identity}, or mend it: openstack server reboot --hard {identity}",
             )  # fmt: skip
         elif server.settled and server.host is not None and hosts - {server.host}:
-            there = hosts - {server.host}
+            other_hosts = hosts - {server.host}
             yield drift(
                 Severity.ERROR, "server-elsewhere", f"server {server}",
-                f"runs on {server.host} and has {_what([d for d in devices if d.host in there], there)}",
+                f"runs on {server.host} and has {_what([d for d in devices if d.host in other_hosts], other_hosts)}",
                 f"only something of {server.host}", "nobody can have what it has there",
-                f"gpuyard host leftovers {min(there)} says what it is from, and --clean takes away what is safe",
+                f"gpuyard host leftovers {min(other_hosts)} says what it is from, and --clean takes away what is safe",
             )  # fmt: skip
 
 
@@ -155,12 +155,12 @@ def _with_devices(subject: DriftSubject) -> Iterable[Finding]:
         server = subject.world.servers[identity]
         # What it has elsewhere is another finding, with another remedy: it moved away and left that behind.
         mine = [device for device in devices if device.name in subject.offered and server.host in (None, device.host)]
-        asked = sum(subject.asked(server).values())
-        other = server.specs.get(ALIAS_SPEC) and not asked  # of an alias that is not the site's: who knows
-        if len(mine) > asked and server.settled and server.status != GONE_FROM_HOST and not other:
+        requested = sum(subject.asked(server).values())
+        foreign_alias = server.specs.get(ALIAS_SPEC) and not requested  # of an alias that is not the site's: who knows
+        if len(mine) > requested and server.settled and server.status != GONE_FROM_HOST and not foreign_alias:
             yield drift(
                 Severity.ERROR, "server-holds-unasked", f"server {server}",
-                f"has {_what(mine, ())}, and its flavor {server.flavor} asks for {asked}", f"{asked}",
+                f"has {_what(mine, ())}, and its flavor {server.flavor} asks for {requested}", f"{requested}",
                 "the GPU is taken in Placement and attached to nobody",
                 f"where Nova has moved or resized it: gpuyard host leftovers {server.host} --clean has nova-compute "
                 "count again. Else see that its flavor names no resources:CUSTOM_GPU_...",
@@ -202,16 +202,16 @@ def _uncounted(subject: DriftSubject) -> Iterable[Finding]:
     """Servers from before the counter of GPUs was there."""
     if not subject.compiled.site.gpu_quotas:
         return
-    found: dict[str, list[tuple[ServerSeen, int]]] = {}
+    rows_by_pool: dict[str, list[tuple[ServerSeen, int]]] = {}
     for server in subject.world.servers.values():
         if not _runs_on_site(subject, server):
             continue
         amounts = _amounts_of(subject, server)
-        for pool, asked in subject.asked(server).items():
-            less = asked - amounts.get(count_class(pool), 0)
+        for pool, requested in subject.asked(server).items():
+            less = requested - amounts.get(count_class(pool), 0)
             if less > 0:
-                found.setdefault(pool, []).append((server, less))
-    for pool, rows in found.items():
+                rows_by_pool.setdefault(pool, []).append((server, less))
+    for pool, rows in rows_by_pool.items():
         yield drift(
             Severity.ERROR, "servers-uncounted", f"pool {pool}",
             f"{sum(less for _, less in rows)} GPUs of {_some([str(server) for server, _ in rows])} are not counted",

@@ -53,23 +53,23 @@ class DriftSubject:
     def pool_of_alias(self) -> dict[str, str]:
         """The site's aliases, each with its pool."""
         site = self.compiled.site
-        found = {alias(site, pool): pool for pool in site.pools}
+        pools_by_alias = {alias(site, pool): pool for pool in site.pools}
         for gpu in self.compiled.gpus:
             if gpu.marked_lone:
-                found[lone_alias(site, gpu.pool)] = gpu.pool
+                pools_by_alias[lone_alias(site, gpu.pool)] = gpu.pool
             if gpu.set_letter:
-                found[leader_alias(site, gpu.pool, gpu.set_letter)] = gpu.pool
-                found[peer_alias(site, gpu.pool, gpu.set_letter)] = gpu.pool
-        return found
+                pools_by_alias[leader_alias(site, gpu.pool, gpu.set_letter)] = gpu.pool
+                pools_by_alias[peer_alias(site, gpu.pool, gpu.set_letter)] = gpu.pool
+        return pools_by_alias
 
     def asked(self, server: ServerSeen) -> dict[str, int]:
         """Return how many GPUs of each pool a server's flavor asks for."""
-        found: dict[str, int] = {}
+        counts_by_pool: dict[str, int] = {}
         for name, number in asked_devices(server.specs).items():
             pool = self.pool_of_alias.get(name)
             if pool is not None:
-                found[pool] = found.get(pool, 0) + number
-        return found
+                counts_by_pool[pool] = counts_by_pool.get(pool, 0) + number
+        return counts_by_pool
 
     def devices_on_site(self) -> list[DeviceSeen]:
         return [device for device in self.world.devices.values() if device.host in self.compiled.site.hosts]

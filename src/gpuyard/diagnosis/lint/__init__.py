@@ -38,8 +38,8 @@ def subject_of(
     of the files.
     """
     read = tuple(file for path, text in files.items() for file in config_files(path, text, service, base))
-    seen, unused = with_inventories(views(read), recorded or {})
-    return LintInput(read, seen, release, tuple(flavors), flavors_from, placement_views(read)), unused
+    all_views, unused = with_inventories(views(read), recorded or {})
+    return LintInput(read, all_views, release, tuple(flavors), flavors_from, placement_views(read)), unused
 
 
 def lint(subject: LintInput) -> list[Finding]:

@@ -59,13 +59,13 @@ def _content(alias: AliasLine, placed: bool | None, view: View, recorded: bool) 
         reason = f"alias {alias.name!r} {reason}: nova-api and nova-compute do not start"
         yield found("alias-without-ids", alias.source, reason, fix, severity=sure)
     elif extras and placed is False and view.service != COMPUTE:
-        known = view.service or view.last(*PLACED) or not device_specs(view).set
+        certain = view.service or view.last(*PLACED) or not device_specs(view).set
         reason = (
             f"alias {alias.name!r}: {' and '.join(extras)} count only with [filter_scheduler]pci_in_placement, "
             "which is off"
         )
         fix = "set pci_in_placement = true for every Nova service once all hosts report, or remove them"
-        severity = None if known else Severity.NOTE  # the file of a hypervisor need not say it
+        severity = None if certain else Severity.NOTE  # the file of a hypervisor need not say it
         yield found("alias-class-unused", alias.source, reason, fix, severity=severity)
     if not recorded:
         yield from _type(alias)
@@ -93,28 +93,30 @@ def _type(alias: AliasLine) -> Iterator[Finding]:
 
 
 def _repeated(name: str, same: Sequence[AliasLine], placed: bool | None) -> Iterator[Finding]:
-    for index, other in enumerate(same):
-        first = next((one for one in same[:index] if not one.source.setting.excludes(other.source.setting)), None)
+    for index, later in enumerate(same):
+        first = next(
+            (earlier for earlier in same[:index] if not earlier.source.setting.excludes(later.source.setting)), None
+        )
         if first is None:
             continue
-        if first.numa_policy != other.numa_policy:
+        if first.numa_policy != later.numa_policy:
             reason = "another numa_policy: nova-api and nova-compute do not start"
-        elif not (first.device_type and other.device_type) or first.device_type != other.device_type:
+        elif not (first.device_type and later.device_type) or first.device_type != later.device_type:
             reason = "no or another device_type: nova-api and nova-compute do not start"
         elif placed:
             reason = "pci_in_placement on, which allows one line for each name: nova-api and nova-compute do not start"
-        elif first.wish == other.wish:
+        elif first.wish == later.wish:
             reason = "the same content"
-            yield found("alias-repeated", other.source, f"alias {name!r} is in {first.source} with {reason}",
+            yield found("alias-repeated", later.source, f"alias {name!r} is in {first.source} with {reason}",
                         "remove one of them", severity=Severity.WARNING)  # fmt: skip
             continue
         else:
             reason = f"alias {name!r} is in {first.source} too: they are alternatives, until pci_in_placement is on"
             fix = "for Placement, give the models one resource_class in device_spec and keep one alias"
-            yield found("alias-repeated", other.source, reason, fix, severity=Severity.NOTE)
+            yield found("alias-repeated", later.source, reason, fix, severity=Severity.NOTE)
             continue
         fix = "keep one line; to offer several models under one name, give them one resource_class in device_spec"
-        yield found("alias-repeated", other.source, f"alias {name!r} is in {first.source} with {reason}", fix)
+        yield found("alias-repeated", later.source, f"alias {name!r} is in {first.source} with {reason}", fix)
 
 
 def _between(subject: LintInput) -> Iterator[Finding]:
@@ -129,7 +131,11 @@ def _between(subject: LintInput) -> Iterator[Finding]:
     for api in [view for view in apis if view.service or aliases(view).set] or apis:
         yield from _compare(api, computes)
     for compute in computes if not apis else ():
-        own = [one for one in settings_of(compute) if one.file.service and PurePosixPath(one.file.path).name != COMMON]
+        own = [
+            setting
+            for setting in settings_of(compute)
+            if setting.file.service and PurePosixPath(setting.file.path).name != COMMON
+        ]
         if own:
             reason = "nova-api needs the same aliases, and none of its files was given"
             fix = "write them into nova.conf, which all services read, or give nova-api's file too"
@@ -138,27 +144,27 @@ def _between(subject: LintInput) -> Iterator[Finding]:
 
 def _compare(api: View, computes: Sequence[View]) -> Iterator[Finding]:
     """One finding for each alias, however many hosts it is about. What a broken line would say is not known."""
-    here = aliases(api)
+    api_aliases = aliases(api)
     lacking: dict[str, list[View]] = {}
     extra: dict[str, list[tuple[AliasLine, View]]] = {}
     for compute in computes:
-        there = aliases(compute)
+        compute_aliases = aliases(compute)
         sure = compute.service is not None and api.service is not None
-        if here.items and not there.set and not sure:
-            names = ", ".join(here.named())
+        if api_aliases.items and not compute_aliases.set and not sure:
+            names = ", ".join(api_aliases.named())
             reason = f"it has no alias, and {api.files[-1].path} has {names}: resize and migration fail"
             place = spec_settings(compute)[0]
             yield found("alias-on-one-service", place, reason, "write the same alias lines here")
             continue
-        yield from _differing(here, there, _who(compute))
-        for name in here.named().keys() - there.named().keys() if not there.refusals else ():
+        yield from _differing(api_aliases, compute_aliases, _who(compute))
+        for name in api_aliases.named().keys() - compute_aliases.named().keys() if not compute_aliases.refusals else ():
             lacking.setdefault(name, []).append(compute)
-        for name, items in there.named().items() if not here.refusals else ():
-            if name not in here.named():
+        for name, items in compute_aliases.named().items() if not api_aliases.refusals else ():
+            if name not in api_aliases.named():
                 extra.setdefault(name, []).append((items[0], compute))
     for name in sorted(lacking):
         reason = f"alias {name!r} is not {_many(lacking[name])}: resize and migration of its servers fail"
-        yield found("alias-on-one-service", here.named()[name][0].source, reason, SAME)
+        yield found("alias-on-one-service", api_aliases.named()[name][0].source, reason, SAME)
     for name, places in extra.items():
         sure = all(view.service is not None for _, view in places) and api.service is not None
         more = f" (and the files of {len(places) - 1} more hosts have it)" if len(places) > 1 else ""
@@ -167,9 +173,9 @@ def _compare(api: View, computes: Sequence[View]) -> Iterator[Finding]:
         yield found("alias-on-one-service", places[0][0].source, reason, SAME, severity=severity)
 
 
-def _differing(here: Aliases, there: Aliases, on_compute: str) -> Iterator[Finding]:
-    for name, items in here.named().items():
-        others = there.named().get(name)
+def _differing(api_aliases: Aliases, compute_aliases: Aliases, on_compute: str) -> Iterator[Finding]:
+    for name, items in api_aliases.named().items():
+        others = compute_aliases.named().get(name)
         if others and _wishes(items) != _wishes(others):
             what = f"{_asks(items)} here and {_asks(others)} {on_compute} ({others[0].source})"
             reason = f"alias {name!r} asks for {what}: the scheduler and the host do not mean the same devices"

@@ -61,13 +61,13 @@ def _properties(value: Any) -> dict[str, str]:
 
 
 def check(subject: LintInput) -> Iterator[Finding]:
-    known = {name for view in subject.views for name in aliases(view).named()}
+    known_aliases = {name for view in subject.views for name in aliases(view).named()}
     broken = any(aliases(view).refusals for view in subject.views)
-    complete = any(view.serves(API) for view in subject.views) and bool(known)
+    complete = any(view.serves(API) for view in subject.views) and bool(known_aliases)
     classes = _classes(subject)
     for flavor in subject.flavors:
         place = f"{subject.flavors_from}, flavor {flavor.name}"
-        yield from _alias(flavor, place, None if broken else known, complete, subject)
+        yield from _alias(flavor, place, None if broken else known_aliases, complete, subject)
         for key, value in flavor.extra_specs.items():
             yield from _key(key, value, place, classes, subject)
 
@@ -75,31 +75,31 @@ def check(subject: LintInput) -> Iterator[Finding]:
 def _classes(subject: LintInput) -> set[str]:
     """The resource classes that GPUs are known by."""
     entries = [entry.raw.get("resource_class") for view in subject.views for entry in device_specs(view).entries]
-    asked = [alias.raw.get("resource_class") for view in subject.views for alias in aliases(view).items]
-    return {class_name(name) for name in (*entries, *asked) if isinstance(name, str) and name}
+    alias_classes = [alias.raw.get("resource_class") for view in subject.views for alias in aliases(view).items]
+    return {class_name(name) for name in (*entries, *alias_classes) if isinstance(name, str) and name}
 
 
 def _alias(
-    flavor: FlavorText, place: str, known: set[str] | None, complete: bool, subject: LintInput
+    flavor: FlavorText, place: str, known_aliases: set[str] | None, complete: bool, subject: LintInput
 ) -> Iterator[Finding]:
-    """`known` is None where a broken alias may be any."""
+    """`known_aliases` is None where a broken alias may be any."""
     value = flavor.extra_specs.get(ALIAS_SPEC)
     if value is None:
         return
-    wanted = asked_aliases(value)
-    if wanted is None or any(count == 0 for _, count in wanted):
+    requested = asked_aliases(value)
+    if requested is None or any(count == 0 for _, count in requested):
         reason = f"{ALIAS_SPEC}={value!r} is not of the form name:count with counts from 1"
         yield found("flavor-alias-syntax", place, reason, "write it as in 'v100:1' or 'v100:1,t4:2'")
         return
-    for name, _ in wanted:
-        if known is not None and name not in known:
-            close = difflib.get_close_matches(name, sorted(known), n=1)
+    for name, _ in requested:
+        if known_aliases is not None and name not in known_aliases:
+            close = difflib.get_close_matches(name, sorted(known_aliases), n=1)
             hint = f"did you mean {close[0]!r}?" if close else "define it for nova-api and every nova-compute"
             severity = None if complete else Severity.NOTE
             reason = f"no file defines the alias {name!r}: a server of this flavor is refused with HTTP 400"
             yield found("flavor-alias-unknown", place, reason, hint, severity=severity)
     others = {a.name for view in subject.views for a in aliases(view).items if not a.for_gpus}
-    total = sum(count for name, count in wanted if name not in others)
+    total = sum(count for name, count in requested if name not in others)
     if total > WIDE:
         yield from _wide(total, place, subject)
 
@@ -111,10 +111,10 @@ def _wide(total: int, place: str, subject: LintInput) -> Iterator[Finding]:
     bounds = [view.number("placement", "max_allocation_candidates") for view in subject.placement]
     if any(bound is not None and 0 < bound <= MOST_CANDIDATES for bound in bounds):
         return
-    said = "does not bound it" if subject.placement else "was not given to look at"
+    remark = "does not bound it" if subject.placement else "was not given to look at"
     reason = (
         f"{total} GPUs are {total} requests of their own, and Placement tries all combinations of GPUs that a host "
-        f"has: minutes from 6 of 8 on. Its configuration {said}"
+        f"has: minutes from 6 of 8 on. Its configuration {remark}"
     )
     fix = (
         "in placement.conf: [placement]max_allocation_candidates = 100, allocation_candidates_generation_strategy = "

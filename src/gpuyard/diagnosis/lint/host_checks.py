@@ -26,22 +26,22 @@ def check(subject: LintInput) -> Iterator[Finding]:
 
 
 def _host(view: View, entries: Sequence[Entry], inventory: Inventory) -> Iterator[Finding]:
-    given = offers(entries, inventory)
+    offered = offers(entries, inventory)
     slots = judge(inventory)
     for entry in entries:
         if entry.address is not None and not matched(entry, inventory):
-            there = ", ".join(f"{gpu.address} {gpu.ids}" for gpu in inventory.gpus) or "none"
+            gpu_names = ", ".join(f"{gpu.address} {gpu.ids}" for gpu in inventory.gpus) or "none"
             reason = f"no device of {inventory.facts.hostname} is {entry}"
-            yield found("device-spec-matches-nothing", entry.source, reason, f"its GPUs: {there}", line=entry.line)
-    yield from _needed(given, slots, inventory)
-    yield from _physical_and_virtual(given, view)
-    yield from _groups(given, slots, view)
-    yield from _others(given, slots)
+            yield found("device-spec-matches-nothing", entry.source, reason, f"its GPUs: {gpu_names}", line=entry.line)
+    yield from _needed(offered, slots, inventory)
+    yield from _physical_and_virtual(offered, view)
+    yield from _groups(offered, slots, view)
+    yield from _others(offered, slots)
 
 
-def _needed(given: Sequence[Offer], slots: Sequence[Slot], inventory: Inventory) -> Iterator[Finding]:
+def _needed(offered: Sequence[Offer], slots: Sequence[Slot], inventory: Inventory) -> Iterator[Finding]:
     blocked = {gpu.address: slot.reasons for slot in slots if not slot.usable for gpu in (*slot.gpus, *slot.companions)}
-    for offer in given:
+    for offer in offered:
         function = offer.function
         use = inventory.needed_by_host.get(function.address)
         fix = "leave it out"
@@ -58,10 +58,10 @@ def _needed(given: Sequence[Offer], slots: Sequence[Slot], inventory: Inventory)
         yield _at(offer, "device-spec-takes-from-host", reason, fix)
 
 
-def _physical_and_virtual(given: Sequence[Offer], view: View) -> Iterator[Finding]:
-    by_address = {offer.function.address: offer for offer in given}
+def _physical_and_virtual(offered: Sequence[Offer], view: View) -> Iterator[Finding]:
+    by_address = {offer.function.address: offer for offer in offered}
     reported: set[str] = set()
-    for offer in given:
+    for offer in offered:
         parent = offer.function.physical_function
         if parent in by_address and parent not in reported:
             reported.add(parent)
@@ -78,8 +78,8 @@ def _physical_and_virtual(given: Sequence[Offer], view: View) -> Iterator[Findin
             yield _at(physical, "pf-and-vfs", reason, fix)
 
 
-def _groups(given: Sequence[Offer], slots: Sequence[Slot], view: View) -> Iterator[Finding]:
-    by_address = {offer.function.address: offer for offer in given}
+def _groups(offered: Sequence[Offer], slots: Sequence[Slot], view: View) -> Iterator[Finding]:
+    by_address = {offer.function.address: offer for offer in offered}
     told_apart = view.boolean(*REPORTED)
     for slot in slots:
         members = [by_address[gpu.address] for gpu in slot.gpus if gpu.address in by_address]
@@ -89,13 +89,13 @@ def _groups(given: Sequence[Offer], slots: Sequence[Slot], view: View) -> Iterat
             kinds.setdefault(kind, []).append(offer)
         for equals in kinds.values():
             if len(equals) > 1:
-                yield _split(slot, equals, given, bool(told_apart))
+                yield _split(slot, equals, offered, bool(told_apart))
 
 
-def _split(slot: Slot, equals: Sequence[Offer], given: Sequence[Offer], told_apart: bool) -> Finding:
+def _split(slot: Slot, equals: Sequence[Offer], offered: Sequence[Offer], told_apart: bool) -> Finding:
     names = " and ".join(offer.function.address for offer in equals)
     traits = frozenset.intersection(*(offer.traits for offer in equals))
-    others = [offer for offer in given if offer not in equals and offer.resource_class == equals[0].resource_class]
+    others = [offer for offer in offered if offer not in equals and offer.resource_class == equals[0].resource_class]
     own = told_apart and traits and all(not traits <= offer.traits for offer in others)
     if own:
         reason = (
@@ -111,10 +111,10 @@ def _split(slot: Slot, equals: Sequence[Offer], given: Sequence[Offer], told_apa
     return _at(equals[1], "group-split", reason, fix)
 
 
-def _others(given: Sequence[Offer], slots: Sequence[Slot]) -> Iterator[Finding]:
+def _others(offered: Sequence[Offer], slots: Sequence[Slot]) -> Iterator[Finding]:
     gpus = {gpu.address for slot in slots for gpu in slot.gpus}
     companions = {companion.address for slot in slots for companion in slot.companions}
-    for offer in given:
+    for offer in offered:
         function = offer.function
         if function.address in gpus or function.physical_function or offer.raw.get("physical_network"):
             continue
@@ -131,14 +131,14 @@ def _others(given: Sequence[Offer], slots: Sequence[Slot]) -> Iterator[Finding]:
 
 def _types(subject: LintInput) -> Iterator[Finding]:
     """Aliases whose type no device has that they could mean."""
-    given = [
+    offered = [
         offer
         for view in subject.of(COMPUTE)
         if view.inventory is not None
         for offer in offers(device_specs(view).entries, view.inventory)
     ]
     for alias, placed in each_once(subject.views):
-        meant = [offer for offer in given if means(alias, offer, placed)]
+        meant = [offer for offer in offered if means(alias, offer, placed)]
         types = sorted({offer.function.device_type.value for offer in meant})
         if meant and not any(fits(alias, offer.function.device_type) for offer in meant):
             what = alias.device_type or "not given"

@@ -150,7 +150,7 @@ def _layer(file: ConfigFile) -> tuple[int, int, int, int]:
     return (file.host is not None, file.service is not None, path.name != "global.conf", len(path.parts))
 
 
-def with_inventories(given: Sequence[View], recorded: Mapping[str, Inventory]) -> tuple[tuple[View, ...], list[str]]:
+def with_inventories(views: Sequence[View], recorded: Mapping[str, Inventory]) -> tuple[tuple[View, ...], list[str]]:
     """Put each recorded host into the view of its nova-compute; and return the recordings that fit none.
 
     A view fits a recording when it is of that host, or its folder has the host's name. One recording alone goes to
@@ -158,7 +158,7 @@ def with_inventories(given: Sequence[View], recorded: Mapping[str, Inventory]) -
     """
     used: set[str] = set()
     result = []
-    for view in given:
+    for view in views:
         name = _host_name(view, recorded) if view.serves(COMPUTE) else None
         if name is not None:
             used.add(name)
@@ -203,5 +203,5 @@ def looks_like(view: View) -> str | None:
 def of_controller(subject: LintInput, service: str) -> list[View]:
     """Return the views that one of the controller's services may read, without those of hypervisors where there are
     others."""
-    given = subject.of(service)
-    return [view for view in given if looks_like(view) in (service, API)] or given
+    views = subject.of(service)
+    return [view for view in views if looks_like(view) in (service, API)] or views

@@ -43,13 +43,13 @@ def check_file(file: ConfigFile, release: Release) -> Iterator[Finding]:
         if section != DEFAULT and section.lower() == "default":
             reason = f"[{section}] is a section of its own, which no service reads"
             yield found("default-section-case", file.path, reason, "write [DEFAULT]", line=line)
-    seen: dict[Place, list[IniSetting]] = {}
+    settings_by_place: dict[Place, list[IniSetting]] = {}
     for setting in file.ini.settings:
-        item, before = Located(file, setting), seen.setdefault(setting.place, [])
+        item, before = Located(file, setting), settings_by_place.setdefault(setting.place, [])
         if setting.place not in RENAMED or not before:
             yield from _name(item, release)
         yield from _value(item)
-        same = next((one for one in reversed(before) if not one.excludes(setting)), None)
+        same = next((earlier for earlier in reversed(before) if not earlier.excludes(setting)), None)
         if setting.place in SINGLE and same is not None:
             reason = f"{setting} is set in line {same.line} already; this one counts"
             yield found("repeated-option", item, reason, "keep one of them")
@@ -135,7 +135,7 @@ def check_view(view: View) -> Iterator[Finding]:
         used = list(dict.fromkeys(str(item.setting) for item in items))
         current = [item for item in items if item.setting.place == names[0]]
         for item in items:
-            if item.setting.place != names[0] and any(not item.setting.excludes(one.setting) for one in current):
+            if item.setting.place != names[0] and any(not item.setting.excludes(newer.setting) for newer in current):
                 reason = (
                     f"{item.setting} and {current[0].setting} ({current[0]}) are both set: Nova does not choose one, "
                     "it takes the values of both, the old ones first"

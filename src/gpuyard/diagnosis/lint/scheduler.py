@@ -18,11 +18,11 @@ OPTION = "[filter_scheduler]enabled_filters"
 
 
 def check(subject: LintInput) -> Iterator[Finding]:
-    told = set()
+    reported = set()
     for view, setting in _lists(subject):
-        if setting.setting.open or setting.value in told:
+        if setting.setting.open or setting.value in reported:
             continue
-        told.add(setting.value)  # a copy of it in another file needs no word of its own
+        reported.add(setting.value)  # a copy of it in another file needs no word of its own
         yield from _enabled(view, setting)
     yield from _pci_filter(subject)
 
@@ -85,11 +85,11 @@ def _pci_filter(subject: LintInput) -> Iterator[Finding]:
     fix = f"set {OPTION} = {','.join((*DEFAULTS, PCI_FILTER))}"
     schedulers = subject.of(SCHEDULER)
     wrong = _lists(subject)
-    told = set()
+    reported = set()
     for view, setting in wrong:
-        known = setting.setting.open or setting.value in told
-        if not known and PCI_FILTER not in (view.names(*ENABLED_FILTERS) or []):
-            told.add(setting.value)
+        skipped = setting.setting.open or setting.value in reported
+        if not skipped and PCI_FILTER not in (view.names(*ENABLED_FILTERS) or []):
+            reported.add(setting.value)
             reason = f"there are PCI devices to give away ({users[0][1]}), and {PCI_FILTER} is not in the list"
             yield found("pci-filter-missing", setting, reason, f"add {PCI_FILTER}")
     if not wrong and schedulers:

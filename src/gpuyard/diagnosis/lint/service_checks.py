@@ -26,7 +26,7 @@ def check(subject: LintInput) -> Iterator[Finding]:
         yield from _vgpus(view)
         if any(entry.for_gpus for entry in device_specs(view).entries) or device_specs(view).refusals:
             yield from _memory(view)
-    quotas = (one for view in of_controller(subject, API) for one in _quota(view, subject))
+    quotas = (finding for view in of_controller(subject, API) for finding in _quota(view, subject))
     yield from itertools.islice(quotas, 1)  # it is of the whole cloud, and not of a file
     yield from _placement(subject)
     yield from _two_computes(subject)
@@ -85,12 +85,12 @@ def _unread(subject: LintInput) -> Iterator[Finding]:
     """Options that stand only in files of services that do not read them."""
     for option, readers in READERS.items():
         names = names_of(option)
-        given = [view for view in subject.views if view.service is None or view.service in readers]
-        if any(view.under(names) for view in given):
+        reader_views = [view for view in subject.views if view.service is None or view.service in readers]
+        if any(view.under(names) for view in reader_views):
             continue
         for view in subject.views:
             # What Kolla makes of its overrides has the options of all services.
-            own = [item for item in view.under(names) if item.file.service and (given or not _of_all(item.file))]
+            own = [item for item in view.under(names) if item.file.service and (reader_views or not _of_all(item.file))]
             if own and view.service not in readers:
                 who = " and ".join(readers)
                 reason = f"{own[0].setting} stands in a file that {view.service} reads; it is {who} that would need it"
@@ -163,18 +163,18 @@ def _placement(subject: LintInput) -> Iterator[Finding]:
     askers = [view for view in subject.views if view.service in (API, SCHEDULER, CONDUCTOR)]
     if not askers:  # one file for all, or files of nobody knows whom: what is set is set
         askers = [view for view in subject.views if view.service is None and view.last(*PLACED)]
-    asked = [view for view in askers if view.boolean(*PLACED)]
+    users = [view for view in askers if view.boolean(*PLACED)]
     for view in computes:
         setting = view.last(*REPORTED)
         place = setting or settings_of(view)[0]
-        if asked and view.boolean(*REPORTED) is False:
+        if users and view.boolean(*REPORTED) is False:
             reason = (
-                f"{asked[0].name} asks Placement for PCI devices ({asked[0].last(*PLACED)}), and {view.name} does not "
+                f"{users[0].name} asks Placement for PCI devices ({users[0].last(*PLACED)}), and {view.name} does not "
                 "report its own: no server gets one of them"
             )
             fix = "set [pci]report_in_placement = true on every host with GPUs first"
             yield found("placement-half-on", place, reason, fix, severity=Severity.ERROR)
-        elif askers and not asked and view.boolean(*REPORTED):
+        elif askers and not users and view.boolean(*REPORTED):
             reason = "PCI devices are reported to Placement, and nobody asks there: classes and traits do not count yet"
             fix = "once all hosts report, set [filter_scheduler]pci_in_placement = true for every Nova service"
             yield found("placement-half-on", place, reason, fix)
@@ -207,9 +207,9 @@ def _two_computes(subject: LintInput) -> Iterator[Finding]:
             if not (file.alone and host) or not device_specs(view).set:
                 continue
             others = [other for other in views if other is not view and other.host is None]
-            other = next((other for other in others if other.text(DEFAULT, "host") != view.text(DEFAULT, "host")), None)
-            if other is not None:
-                yield found("second-nova-compute", host, _why_not_two(other.files[-1], host.value), SECOND_FIX)
+            first = next((other for other in others if other.text(DEFAULT, "host") != view.text(DEFAULT, "host")), None)
+            if first is not None:
+                yield found("second-nova-compute", host, _why_not_two(first.files[-1], host.value), SECOND_FIX)
 
 
 SECOND_FIX = (
@@ -218,8 +218,8 @@ SECOND_FIX = (
 )
 
 
-def _why_not_two(other: ConfigFile, host: str) -> str:
+def _why_not_two(first: ConfigFile, host: str) -> str:
     return (
-        f"a second nova-compute, {host!r}, beside the one of {other.path}: they share the identity in compute_id, both "
+        f"a second nova-compute, {host!r}, beside the one of {first.path}: they share the identity in compute_id, both "
         "see all servers of the machine, and both report the same GPUs"
     )

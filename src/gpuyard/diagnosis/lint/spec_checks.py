@@ -71,10 +71,10 @@ def _loose_address(entry: Entry, address: Address, view: View) -> Iterator[Findi
     if address.regex or ANY in (bus, slot):
         return
     if address.free(0):
-        known = view.inventory is not None and _one_domain(entry, view)
+        single_domain = view.inventory is not None and _one_domain(entry, view)
         reason = f"without a domain it matches {bus}:{slot}.{function} in every PCI domain of the host"
         fix = f'write "0000:{bus}:{slot}.{function}", or the domain that lspci -D shows'
-        severity = Severity.NOTE if known else None
+        severity = Severity.NOTE if single_domain else None
         yield found("device-spec-without-domain", entry.source, reason, fix, severity=severity, line=entry.line)
     if function == ANY and entry.product == ANY:
         reason = f"it matches all functions of the card in slot {bus}:{slot}"
@@ -95,11 +95,11 @@ def _placement(entry: Entry, view: View, release: Release) -> Iterator[Finding]:
         yield found("devname-with-placement", entry.source, reason, fix, line=entry.line)
     for tag in ("managed", "live_migratable"):
         if tag in entry.raw and not release.managed:
-            since = min(one.nova for one in RELEASES.values() if one.managed)
+            since = min(candidate.nova for candidate in RELEASES.values() if candidate.managed)
             reason = f"{tag} does nothing in {release.name} (Nova {release.nova}); it came with Nova {since}"
             yield found("tag-too-new", entry.source, reason, "upgrade, or remove it", line=entry.line)
     if entry.truth("one_time_use") and not release.one_time_use:
-        since = min(one.nova for one in RELEASES.values() if one.one_time_use)
+        since = min(candidate.nova for candidate in RELEASES.values() if candidate.one_time_use)
         reason = f"one_time_use does nothing in {release.name} (Nova {release.nova}); it came with Nova {since}"
         yield found("tag-too-new", entry.source, reason, "upgrade, or remove it", line=entry.line)
     elif entry.truth("one_time_use") and reported is False:
@@ -114,12 +114,12 @@ def _placement(entry: Entry, view: View, release: Release) -> Iterator[Finding]:
 
 
 def _repeated(specs: DeviceSpecs) -> Iterator[Finding]:
-    known: dict[tuple[str, str, Address], list[Entry]] = {}
+    entries_by_device: dict[tuple[str, str, Address], list[Entry]] = {}
     for entry in specs.entries:
         if entry.address is None:
             continue
-        before = known.setdefault((entry.vendor, entry.product, entry.address), [])
-        first = next((one for one in before if not one.source.setting.excludes(entry.source.setting)), None)
+        before = entries_by_device.setdefault((entry.vendor, entry.product, entry.address), [])
+        first = next((earlier for earlier in before if not earlier.source.setting.excludes(entry.source.setting)), None)
         if first is not None:
             reason = f"{entry} is named in {first.source.file.path}:{first.line} already; that one counts"
             yield found("device-spec-repeated", entry.source, reason, "remove one of them", line=entry.line)

@@ -22,19 +22,19 @@ def install(app: FastAPI, sources: InventoryContext, bootable: CapacityService, 
     @app.get("/start", include_in_schema=False)
     def what_starts(request: Request) -> HTMLResponse:
         who = require_page_visitor(request)
-        told = flavor_list(sources, bootable, who, "", "", authenticator)
-        html = render("start.html", site=sources.site_name, nav=navigation_of(who, request), **parts(told))
+        document = flavor_list(sources, bootable, who, "", "", authenticator)
+        html = render("start.html", site=sources.site_name, nav=navigation_of(who, request), **parts(document))
         # The token of the session is in it.
         return HTMLResponse(html, headers={"Cache-Control": "no-store"})
 
 
-def parts(told: FlavorList) -> dict[str, object]:
+def parts(document: FlavorList) -> dict[str, object]:
     """Return the values for the template: flavors that would start before those that would not, in the document's
     order."""
-    rows = [once(row) for row in told.flavors]
+    rows = [once(row) for row in document.flavors]
     with_gpus: list[FlavorRow] = [row for row in rows if row.gpus]
     return {
-        "told": told,
+        "told": document,
         "able": [row for row in with_gpus if row.now],
         "unable": [row for row in with_gpus if not row.now],
         "without": [row for row in rows if not row.gpus],
@@ -46,8 +46,8 @@ def once(row: FlavorRow) -> FlavorRow:
     neither in short in the answer nor again as what keeps GPUs back."""
     if not row.causes:
         return row
-    told = {cause.reason for cause in row.causes}
-    rest = [other for other in row.others if other.reason not in told]
+    reasons = {cause.reason for cause in row.causes}
+    rest = [other for other in row.others if other.reason not in reasons]
     none, coming = "none now", row.next_booking
     if coming is not None:
         none += f"; booking {coming.id} begins {spell(coming.start)}"

@@ -134,13 +134,13 @@ def flavor_list(
     others, mine = sources.settings.others, projects_of(who)
     hidden = hides(others, who)
     try:
-        told = bootable.told(hidden_view(view, others, mine) if hidden else view, asker, mine if hidden else ())
+        bootable_now = bootable.told(hidden_view(view, others, mine) if hidden else view, asker, mine if hidden else ())
     except CloudError as error:
         raise unavailable(error) from None
-    rows = [row_of(one, ahead) for one, ahead in told.flavors if pool in ("", one.pool)]
+    rows = [row_of(entry, ahead) for entry, ahead in bootable_now.flavors if pool in ("", entry.pool)]
     return FlavorList(
-        taken_at=told.taken_at,
-        problem=told.problem,
+        taken_at=bootable_now.taken_at,
+        problem=bootable_now.problem,
         project=asker.name if asker else "",
         flavors=[FlavorRow.model_validate(row) for row in rows],
     )

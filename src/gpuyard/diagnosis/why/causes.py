@@ -69,8 +69,8 @@ def of_host(facts: RequestFacts, request: Request, host: ComputeNode) -> list[Fi
     causes += _of_types(facts, request, host)
     causes += _of_numa(facts, request, host)
     causes += _of_aggregates(facts, request, host)
-    said = facts.candidates_error or facts.unknown_classes or facts.unknown_traits
-    if not causes and not said and facts.candidates == frozenset():
+    explained = facts.candidates_error or facts.unknown_classes or facts.unknown_traits
+    if not causes and not explained and facts.candidates == frozenset():
         text = "Placement names no host for the whole request, and nothing that was looked at says why"
         causes.append(obstacle("placement", text, "ask again; if it stays, look for it in the log of nova-scheduler"))
     return causes
@@ -83,8 +83,8 @@ def candidates_of(facts: RequestFacts, request: Request) -> tuple[list[ComputeNo
         return [h for h in facts.hosts if h.name in names], [h for h in facts.hosts if h.name not in names]
     if not request.devices:
         return list(facts.hosts), []
-    wanted = [matching(facts.devices, need, None) for need in request.devices]
-    meant = {device.host for devices in wanted for device in devices}
+    matches = [matching(facts.devices, need, None) for need in request.devices]
+    meant = {device.host for devices in matches for device in devices}
     return [h for h in facts.hosts if h.name in meant], [h for h in facts.hosts if h.name not in meant]
 
 
@@ -117,9 +117,9 @@ def _of_service(host: ComputeNode) -> list[Finding]:
 
 def _of_placement(facts: RequestFacts, request: Request, host: ComputeNode) -> list[Finding]:
     causes = _of_devices(facts, request, host)
-    told = facts.counting if causes else frozenset()  # with the GPUs, what counts them is short too
+    covered = facts.counting if causes else frozenset()  # with the GPUs, what counts them is short too
     for name, needs in sorted(request.amounts.items()):
-        if name not in told | facts.unknown_classes and not _has_room(facts, host, name, needs):
+        if name not in covered | facts.unknown_classes and not _has_room(facts, host, name, needs):
             causes.append(_of_amount(facts, host, name, needs))
     for trait in sorted(request.traits - facts.unknown_traits):
         if host.provider not in facts.with_trait.get(trait, frozenset()):
@@ -131,8 +131,10 @@ def _of_placement(facts: RequestFacts, request: Request, host: ComputeNode) -> l
             text = f"the flavor forbids trait {trait}, which the host has"
             causes.append(obstacle("trait", text, "use another host, or take it out of the flavor"))
     for group in request.groups:
-        known = {name: needs for name, needs in group.amounts.items() if name not in facts.unknown_classes}
-        missing = [f"{needs} {name}" for name, needs in sorted(known.items()) if not _able(facts, host, name, needs)]
+        known_amounts = {name: needs for name, needs in group.amounts.items() if name not in facts.unknown_classes}
+        missing = [
+            f"{needs} {name}" for name, needs in sorted(known_amounts.items()) if not _able(facts, host, name, needs)
+        ]
         if missing:
             text = f"the flavor's group {group.suffix!r} wants {', '.join(missing)} of one provider, and none has it"
             causes.append(obstacle("group", text, "take the group out of the flavor, or give the host what it asks"))
@@ -152,9 +154,9 @@ def _able(facts: RequestFacts, host: ComputeNode, name: str, needs: int) -> bool
 
 def _of_amount(facts: RequestFacts, host: ComputeNode, name: str, needs: int) -> Finding:
     smaller = "use a smaller flavor or another host"
-    what, asked = words(facts, name), amount(name, needs)
+    what, requested = words(facts, name), amount(name, needs)
     if host.rooms is None or name not in host.rooms:
-        text = f"not enough {what}: {asked} asked"
+        text = f"not enough {what}: {requested} asked"
         return obstacle("room", text, "free some on the host, or use a smaller flavor", (), f"not enough {what}")
     room = host.rooms[name]
     if room is None:
@@ -165,25 +167,25 @@ def _of_amount(facts: RequestFacts, host: ComputeNode, name: str, needs: int) ->
         "reserved": room.reserved, "ratio": room.ratio, "max_unit": room.max_unit, "used": room.used,
         "missing": needs - room.free,
     }  # fmt: skip
-    kept, fewer = _kept(host, name), ""
-    if kept:
+    reserve, fewer = _kept(host, name), ""
+    if reserve:
         smaller += f", or write a smaller reserve (hosts.{host.name}.reserve)"
         fewer = f", or write a smaller reserve (hosts.{host.name}.reserve)"
     if needs > room.capacity:
-        asked = amount_of(facts, name, needs)
-        text = f"too big for the host: {asked} asked, and it has {_capacity(name, room)} when it is empty"
-        return obstacle("too-big", text + kept, smaller, (numbers,), f"not enough {what}, even when it is empty")
+        requested = amount_of(facts, name, needs)
+        text = f"too big for the host: {requested} asked, and it has {_capacity(name, room)} when it is empty"
+        return obstacle("too-big", text + reserve, smaller, (numbers,), f"not enough {what}, even when it is empty")
     if needs > room.max_unit:
         most = amount(name, room.max_unit)
         text = f"{amount_of(facts, name, needs)} asked, and one server may have {most} at most (max_unit)"
         return obstacle("max-unit", text, smaller, (numbers,))
     if needs <= room.free:
-        text = f"had not enough {what} a moment ago: {asked} asked, {amount(name, room.free)} free"
+        text = f"had not enough {what} a moment ago: {requested} asked, {amount(name, room.free)} free"
         return obstacle("room", text, "ask again")
     has = f"{amount(name, room.free)} free" if room.free >= 0 else f"none free, over by {amount(name, -room.free)}"
-    text = f"not enough {what}: {asked} asked, {has}; {amount(name, room.used)} in use of {_capacity(name, room)}"
+    text = f"not enough {what}: {requested} asked, {has}; {amount(name, room.used)} in use of {_capacity(name, room)}"
     fix = f"free {amount_of(facts, name, needs - room.free)} on the host{fewer}"
-    return obstacle("room", text + kept, fix, (numbers,), f"not enough {what}")
+    return obstacle("room", text + reserve, fix, (numbers,), f"not enough {what}")
 
 
 def _capacity(name: str, room: HostStock) -> str:
@@ -196,8 +198,8 @@ def _capacity(name: str, room: HostStock) -> str:
 
 
 def _kept(host: ComputeNode, name: str) -> str:
-    kept = host.kept.get(name, 0)
-    return f"; hosts.{host.name}.reserve keeps {amount(name, kept)} for servers with GPUs" if kept else ""
+    reserved = host.kept.get(name, 0)
+    return f"; hosts.{host.name}.reserve keeps {amount(name, reserved)} for servers with GPUs" if reserved else ""
 
 
 def matching(devices: Iterable[Device], need: DeviceNeed, host: str | None) -> list[Device]:
@@ -365,10 +367,10 @@ def _in_zone(facts: RequestFacts) -> frozenset[str]:
 
 def _isolated(mine: Iterable[HostAggregate], request: Request) -> Iterable[Finding]:
     for aggregate in mine:
-        wanted = {
+        required = {
             k[len(ISOLATION) :] for k, v in aggregate.metadata.items() if k.startswith(ISOLATION) and v == "required"
         }
-        missing = sorted(wanted - request.all_traits)
+        missing = sorted(required - request.all_traits)
         if missing:
             text = (
                 f"aggregate {aggregate.name} is for flavors that require trait {', '.join(missing)}; this one does not"
@@ -379,7 +381,7 @@ def _isolated(mine: Iterable[HostAggregate], request: Request) -> Iterable[Findi
 
 def _tenants(mine: Iterable[HostAggregate], asker: Asker) -> Iterable[Finding]:
     """As AggregateMultiTenancyIsolation: whom one of the host's aggregates names may use it, and nobody else then."""
-    kept = {
+    tenants_by_aggregate = {
         aggregate.name: {
             part.strip()
             for key, ids in aggregate.metadata.items()
@@ -388,17 +390,17 @@ def _tenants(mine: Iterable[HostAggregate], asker: Asker) -> Iterable[Finding]:
         }
         for aggregate in mine
     }
-    if any(kept.values()) and not any(asker.id in ids for ids in kept.values()):
-        names = and_list(sorted(name for name, ids in kept.items() if ids))
+    if any(tenants_by_aggregate.values()) and not any(asker.id in ids for ids in tenants_by_aggregate.values()):
+        names = and_list(sorted(name for name, ids in tenants_by_aggregate.items() if ids))
         text = f"the host is kept for other projects ({TENANTS} of aggregate {names}), and {TENANT_FILTER} refuses"
         yield obstacle("aggregate-tenants", text, f"name project {asker.id} in the aggregate, or use another host")
 
 
-def _specs(mine: Sequence[HostAggregate], wanted: Mapping[str, str]) -> Iterable[Finding]:
+def _specs(mine: Sequence[HostAggregate], specs: Mapping[str, str]) -> Iterable[Finding]:
     """As AggregateInstanceExtraSpecsFilter compares: any value that one of the host's aggregates has may match."""
-    for key, value in sorted(wanted.items()):
+    for key, value in sorted(specs.items()):
         values = {part.strip() for a in mine if key in a.metadata for part in a.metadata[key].split(",")}
-        if any(match(one, value) for one in values):
+        if any(match(candidate, value) for candidate in values):
             continue
         has = f"its aggregates have {', '.join(sorted(values))}" if values else "none of its aggregates has the key"
         text = f"the flavor wants an aggregate with {key}={value}, and {has}"
@@ -423,11 +425,11 @@ COMPARE_TEXT = {
 }
 
 
-def match(value: str, wanted: str) -> bool:
+def match(value: str, requirement: str) -> bool:
     """Compare as Nova's extra specs do (``extra_specs_ops.py``); a comparison that it does not know does not match."""
-    words = wanted.split()
+    words = requirement.split()
     if not words or words[0] not in {*COMPARE, *COMPARE_TEXT, "<in>", "<all-in>", "<or>"}:
-        return value == wanted
+        return value == requirement
     sign, rest = words[0], words[1:]
     if sign == "<or>":
         return value in rest[::2]
@@ -445,9 +447,9 @@ def match(value: str, wanted: str) -> bool:
 
 def shortage(rooms: Mapping[str, HostStock | None], amounts: Mapping[str, int]) -> dict[str, int]:
     """Return how much is missing of each class, of those that were looked at."""
-    found = {}
+    missing = {}
     for name, needs in amounts.items():
         room = rooms.get(name)
         if room is not None and needs > room.free:
-            found[name] = needs - room.free
-    return found
+            missing[name] = needs - room.free
+    return missing

@@ -52,8 +52,8 @@ def explain(facts: RequestFacts, request: Request) -> Explanation:
     """Return the explanation of the facts."""
     meant, without = candidates_of(facts, request)
     global_causes = (*of_flavor(facts, request), *of_project(facts, request))
-    known = () if request.problems else meant  # of an alias that nobody knows, no host can be said to have it
-    answers = tuple(HostAnswer(host.name, tuple(of_host(facts, request, host))) for host in known)
+    hosts = () if request.problems else meant  # of an alias that nobody knows, no host can be said to have it
+    answers = tuple(HostAnswer(host.name, tuple(of_host(facts, request, host))) for host in hosts)
     first, then = remedies(facts, request, global_causes, answers)
     return Explanation(
         flavor=facts.flavor.name,

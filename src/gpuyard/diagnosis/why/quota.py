@@ -35,8 +35,8 @@ def exceeded(facts: RequestFacts, request: Request, freed: Mapping[str, int] = N
 
 
 def _asked(facts: RequestFacts, request: Request) -> list[Limit]:
-    asked = request.counted(facts.counts_devices)
-    return [item for item in facts.asker.limits if asked.get(item.resource)] if facts.asker else []
+    requested = request.counted(facts.counts_devices)
+    return [item for item in facts.asker.limits if requested.get(item.resource)] if facts.asker else []
 
 
 def _class(limit: Limit) -> str:
@@ -60,7 +60,7 @@ def of_project(facts: RequestFacts, request: Request) -> list[Finding]:
 
 
 def _cause(facts: RequestFacts, request: Request, asker: Asker, group: list[Limit], action: Action) -> Finding:
-    asked = request.counted(facts.counts_devices)
+    requested = request.counted(facts.counts_devices)
     item, name = group[0], _class(group[0])
     what = words(facts, name)
     if name in facts.pools and name not in facts.counting:
@@ -73,14 +73,20 @@ def _cause(facts: RequestFacts, request: Request, asker: Asker, group: list[Limi
         because = "Keystone has no registered limit on it, and without one nobody gets any"
     text = (
         f"project {asker.name} may not have that {how} {what}: {because}, in use {amount(name, item.used)}, "
-        f"asks {amount(name, asked[item.resource])}; Nova answers 403"
+        f"asks {amount(name, requested[item.resource])}; Nova answers 403"
     )
     fix = action.text
     if item.used:
         fix += ", or delete a server of the project" + ("" if item.resource == "servers" else " that uses it")
     numbers = tuple(
-        {"resource": one.resource, "limit": one.limit, "in_use": one.used, "asks": asked[one.resource], "own": one.own}
-        for one in group
+        {
+            "resource": limit.resource,
+            "limit": limit.limit,
+            "in_use": limit.used,
+            "asks": requested[limit.resource],
+            "own": limit.own,
+        }
+        for limit in group
     )
     short = f"the limit of project {asker.name} on {what} is {'reached' if item.limit else 0}"
     return obstacle("quota", text, fix, numbers, short if item.registered else f"no limit is registered on {what}")
@@ -97,8 +103,8 @@ def raising(facts: RequestFacts, request: Request, freed: Mapping[str, int] = NO
 
 def _raise(facts: RequestFacts, request: Request, asker: Asker, group: list[Limit], freed: Mapping[str, int]) -> Action:
     item, pool = group[0], facts.pools.get(_class(group[0]))
-    same = [one for one in _asked(facts, request) if pool and facts.pools.get(_class(one)) == pool] or group
-    to = max(_needs(facts, request, one, freed) for one in same)
+    same = [limit for limit in _asked(facts, request) if pool and facts.pools.get(_class(limit)) == pool] or group
+    to = max(_needs(facts, request, limit, freed) for limit in same)
     key = _key(asker, item, pool)
     if pool and facts.bookable:
         more = to - item.used if to > item.used else to
@@ -106,7 +112,7 @@ def _raise(facts: RequestFacts, request: Request, asker: Asker, group: list[Limi
         text = f"book {more} GPU{'' if more == 1 else 's'} of pool {pool}: '{command}'"
         return Action("book", text, {"project": asker.name, "pool": pool, "gpus": more})
     values: dict[str, object] = {
-        "project": asker.name, "resource": item.resource, "to": to, "resources": [one.resource for one in group],
+        "project": asker.name, "resource": item.resource, "to": to, "resources": [limit.resource for limit in group],
     }  # fmt: skip
     if key and item.resource in facts.site_limits:
         values["key"] = key

@@ -87,30 +87,31 @@ class FactsReader:
             request = request.without_devices()
         limits = run(limits_of, cloud, self._loaded.compiled, asker.result(), request.counted(True)) if asker else None
         by_id = providers.result()
-        self._providers = {one.name: one for one in by_id.values()}
+        self._providers = {provider.name: provider for provider in by_id.values()}
         able = {(name, amount): run(cloud.able, resources=f"{name}:{amount}") for name, amount in _amounts(request)}
-        wanted = {need.resource_class for need in request.devices}
-        pools = {gpu.pool for gpu in self._loaded.compiled.whole_gpus if gpu.resource_class in wanted}
+        requested_classes = {need.resource_class for need in request.devices}
+        pools = {gpu.pool for gpu in self._loaded.compiled.whole_gpus if gpu.resource_class in requested_classes}
         self._gpus = [gpu for gpu in self._loaded.compiled.whole_gpus if gpu.pool in pools]
-        asked: set[NeedKey] = {(need.resource_class, need.traits) for need in request.devices}
-        plain: set[NeedKey] = {(name, frozenset()) for name in wanted}
+        need_keys: set[NeedKey] = {(need.resource_class, need.traits) for need in request.devices}
+        plain: set[NeedKey] = {(name, frozenset()) for name in requested_classes}
         plain |= {(gpu.resource_class, frozenset()) for gpu in self._gpus if not gpu.blocked}
-        devices = {key: run(cloud.able, **_query(key)) for key in asked | plain}
+        devices = {key: run(cloud.able, **_query(key)) for key in need_keys | plain}
         traits = {trait: run(cloud.able, required=trait) for trait in request.all_traits | request.forbidden}
         candidates = [run(self._candidates, query) for query in request.queries()]
-        found = {
-            key: frozenset(by_id[one].name for one in _ids(later) if one in by_id) for key, later in devices.items()
+        able_devices = {
+            key: frozenset(by_id[provider_id].name for provider_id in _ids(later) if provider_id in by_id)
+            for key, later in devices.items()
         }
-        self._allocatable = frozenset().union(*found.values())
+        self._allocatable = frozenset().union(*able_devices.values())
         shares = _ids(sharing)
         hosts = tuple(compute_nodes(self._loaded, hypervisors.result(), services.result(), by_id.values(), shares))
         facts = RequestFacts(
             flavor=flavor,
             hosts=hosts,
-            devices=tuple(self._devices({key: found[key] for key in asked}, wanted, hosts)),
+            devices=tuple(self._devices({key: able_devices[key] for key in need_keys}, requested_classes, hosts)),
             able={key: _ids(later) for key, later in able.items()},
             sharing=shares,
-            able_devices=found,
+            able_devices=able_devices,
             with_trait={trait: _ids(later) for trait, later in traits.items()},
             unknown_classes=_unknown({k[0]: able[k] for k in able} | {k[0]: devices[k] for k in plain}),
             unknown_traits=_unknown(traits),
@@ -142,8 +143,8 @@ class FactsReader:
 
     def _flavor(self, name: str) -> NovaFlavor:
         rows = self._cloud.flavors()
-        found = [row for row in rows if row.name == name] or [row for row in rows if row.id == name]
-        if not found:
+        matches = [row for row in rows if row.name == name] or [row for row in rows if row.id == name]
+        if not matches:
             sets = _sets_of(self._loaded.compiled, name)
             if sets:
                 raise UsageError(
@@ -153,7 +154,7 @@ class FactsReader:
             close = difflib.get_close_matches(name, [row.name for row in rows], n=1)
             hint = f"did you mean {close[0]!r}?" if close else "see 'openstack flavor list --all'"
             raise UsageError(f"cloud {self._cloud.api.name} has no flavor {name!r}; {hint}")
-        flavor = found[0]
+        flavor = matches[0]
         return flavor if flavor.public else replace(flavor, projects=self._cloud.access(flavor.id))
 
     def _candidates(self, query: Mapping[str, str]) -> tuple[frozenset[str], str]:
@@ -167,13 +168,13 @@ class FactsReader:
         return frozenset(summaries[provider]["root_provider_uuid"] for provider in used), ""
 
     def _devices(
-        self, able: Mapping[NeedKey, frozenset[str]], wanted: set[str], hosts: Sequence[ComputeNode]
+        self, able: Mapping[NeedKey, frozenset[str]], requested_classes: set[str], hosts: Sequence[ComputeNode]
     ) -> Iterable[Device]:
         """The site's GPUs of the classes that are asked, and providers that would do and that it does not know."""
         free = frozenset[str]().union(*able.values()) if able else frozenset()
         mine = {gpu.provider_name for gpu in self._loaded.compiled.whole_gpus}
         for gpu in self._gpus:
-            if gpu.resource_class in wanted:
+            if gpu.resource_class in requested_classes:
                 meant = any(name == gpu.resource_class and traits <= _traits(gpu) for name, traits in able)
                 yield self._device(gpu, gpu.provider_name in (free if meant else self._allocatable))
         host_of = {host.provider: host.name for host in hosts}
@@ -213,10 +214,10 @@ def _site_limits(compiled: CompiledSite, project: str) -> dict[str, int]:
 def _gpu_hosts(compiled: CompiledSite, request: Request) -> frozenset[str] | None:
     """The hosts with GPUs that Placement is not asked for; None when there are none to ask, or of no pool."""
     pools = {alias(compiled.site, pool): pool for pool in compiled.site.pools}
-    asked = [pools.get(need.alias) for need in request.unplaced]
-    if not asked or None in asked:
+    requested_pools = [pools.get(need.alias) for need in request.unplaced]
+    if not requested_pools or None in requested_pools:
         return None
-    hosts = [{gpu.host for gpu in compiled.gpus if gpu.pool == pool} for pool in asked]
+    hosts = [{gpu.host for gpu in compiled.gpus if gpu.pool == pool} for pool in requested_pools]
     return frozenset(set.intersection(*hosts))
 
 
@@ -230,8 +231,8 @@ def _sets_of(compiled: CompiledSite, name: str) -> list[str]:
 
 def _amounts(request: Request) -> set[tuple[str, int]]:
     """Every class and amount to ask for; with pinned CPUs also what Nova falls back to."""
-    found = {item for part in (request.amounts, *(group.amounts for group in request.groups)) for item in part.items()}
-    return found | {(SHARED, amount) for name, amount in found if name == PINNED}
+    pairs = {item for part in (request.amounts, *(group.amounts for group in request.groups)) for item in part.items()}
+    return pairs | {(SHARED, amount) for name, amount in pairs if name == PINNED}
 
 
 def _query(key: NeedKey) -> dict[str, object]:
@@ -248,11 +249,11 @@ def _ids(later: Future[frozenset[str] | None]) -> frozenset[str]:
     return later.result() or frozenset()
 
 
-def _unknown(asked: Mapping[str, Future[frozenset[str] | None]]) -> frozenset[str]:
-    return frozenset(name for name, later in asked.items() if later.result() is None)
+def _unknown(futures: Mapping[str, Future[frozenset[str] | None]]) -> frozenset[str]:
+    return frozenset(name for name, later in futures.items() if later.result() is None)
 
 
 def _with_candidates(facts: RequestFacts, answers: Sequence[tuple[frozenset[str], str]]) -> RequestFacts:
-    found = frozenset[str]().union(*(roots for roots, _ in answers))
+    candidates = frozenset[str]().union(*(roots for roots, _ in answers))
     errors = "; ".join(dict.fromkeys(error for _, error in answers if error))
-    return replace(facts, candidates=found, candidates_error="" if found else errors)
+    return replace(facts, candidates=candidates, candidates_error="" if candidates else errors)

@@ -101,9 +101,9 @@ class CloserReader:
             not gpu.blocked and gpu.provider_name in self._providers.keys() - self._allocatable for gpu in gpus
         )
         servers = {row.id: row for on_host in rows.values() for row in on_host if row.asks_devices}
-        held = self._cloud.each(self._cloud.allocations, servers if missing else ())
-        seen = see_gpus(self._cloud, gpus, self._providers, self._allocatable, held)
-        holding = [row for row in servers.values() if row.id in seen.holders.values()]
+        allocations = self._cloud.each(self._cloud.allocations, servers if missing else ())
+        gpus_seen = see_gpus(self._cloud, gpus, self._providers, self._allocatable, allocations)
+        holding = [row for row in servers.values() if row.id in gpus_seen.holders.values()]
         self._names.learn(self._cloud, {row.user for row in holding}, {row.project for row in holding})
         snapshot = Snapshot(
             taken_at=datetime.now(UTC),
@@ -116,7 +116,7 @@ class CloserReader:
                 )
                 for host in facts.hosts
             },
-            **vars(seen),
+            **vars(gpus_seen),
         )
         return {status.gpu.provider_name: status for status in gpu_statuses(gpus, snapshot, self._words or {})}
 
@@ -125,11 +125,11 @@ class CloserReader:
         self._names.learn(self._cloud, projects={row.project for row in rows})
 
     def _running(self, row: ServerRow) -> RunningServer:
-        asked = request_of(row.flavor, self._aliases)
+        request = request_of(row.flavor, self._aliases)
         project, user = self._names.owners(row)
         user = "" if user == row.user else user  # it was not asked for
-        counted = asked.counted(True)
-        return RunningServer(row.id, row.name, row.status, project, user, asked.amounts, row.project, counted)
+        counted = request.counted(True)
+        return RunningServer(row.id, row.name, row.status, project, user, request.amounts, row.project, counted)
 
     def _known(self, device: Device, statuses: Mapping[str, GpuStatus], facts: RequestFacts) -> Device:
         """A device with its state, where it was looked at closer and cannot be had."""

@@ -28,10 +28,10 @@ DEFAULT_REQUIRED = "servers"
 
 def asker_named(cloud: Reader, name: str) -> Asker:
     """Return a project by its id, or by its name as the site file has it. Raises UsageError."""
-    found = KeystonePeople(cloud.api).projects(name)
-    if not found:
+    projects = KeystonePeople(cloud.api).projects(name)
+    if not projects:
         raise UsageError(f"cloud {cloud.api.name} has no project {name!r}; one of another domain is NAME@DOMAIN")
-    return Asker(found[0].id, found[0].name)
+    return Asker(projects[0].id, projects[0].name)
 
 
 def limits_of(cloud: Reader, compiled: CompiledSite, asker: Asker, resources: Iterable[str]) -> Asker:
@@ -63,11 +63,13 @@ def compute_nodes(
 ) -> Iterable[ComputeNode]:
     """Return every hypervisor, and every root provider of which Nova knows none. `sharing`: ids of providers that are
     no hosts."""
-    kept = {capacity.host: capacity.reserve.classes for capacity in loaded.compiled.capacities if capacity.keeps}
-    known = set()
+    reserves_by_host = {
+        capacity.host: capacity.reserve.classes for capacity in loaded.compiled.capacities if capacity.keeps
+    }
+    known_ids = set()
     for row in hypervisors:
         service, inventory = services.get(row.host), loaded.inventories.get(row.host)
-        known.add(row.id)
+        known_ids.add(row.id)
         yield ComputeNode(
             name=row.host,
             provider=row.id,
@@ -80,10 +82,10 @@ def compute_nodes(
             zone=service.zone if service else "",
             hypervisor_type=row.type,
             numa_nodes=inventory.facts.numa_nodes if inventory else None,
-            kept=kept.get(row.host, {}),
+            kept=reserves_by_host.get(row.host, {}),
         )
     for provider in providers:
-        if provider.id == provider.root_id and provider.id not in known | sharing:
+        if provider.id == provider.root_id and provider.id not in known_ids | sharing:
             yield ComputeNode(provider.name, provider.id, provider.name, has_service=False)
 
 

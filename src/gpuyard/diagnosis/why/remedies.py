@@ -50,17 +50,18 @@ def remedies(
     """
     always = tuple(action for cause in causes if cause.code != "quota" for action in _global(facts, cause))
     hosts = {host.name: host for host in facts.hosts}
-    found: list[_Found] = []
+    drafts: list[_Found] = []
     if not any(answer.fits for answer in answers):
-        found = [one for answer in answers for one in _of_host(facts, request, hosts[answer.host], answer)]
-    raises = [raising(facts, request, _freed(facts, one.freed)) for one in found]
-    common = [action for action in raises[0] if all(action in other for other in raises)] if raises else None
+        drafts = [draft for answer in answers for draft in _of_host(facts, request, hosts[answer.host], answer)]
+    raises = [raising(facts, request, _freed(facts, draft.freed)) for draft in drafts]
+    common = [action for action in raises[0] if all(action in raised for raised in raises)] if raises else None
     first = (*always, *(raising(facts, request) if common is None else common))
     made = [
         Remedy(
-            one.host, (*one.others, *(a for a in raised if a not in (common or ())), *_deletions(facts, request, one))
+            draft.host,
+            (*draft.others, *(a for a in raised if a not in (common or ())), *_deletions(facts, request, draft)),
         )
-        for one, raised in zip(found, raises, strict=True)
+        for draft, raised in zip(drafts, raises, strict=True)
     ]
     return first, tuple(sorted(made, key=lambda remedy: len(remedy.actions))[:MOST])
 
@@ -75,13 +76,13 @@ class _Found:
 
 
 def _freed(facts: RequestFacts, freed: Iterable[Freeing]) -> dict[str, int]:
-    return counted_of(facts.asker, ((one.project_id, one.counted) for one in freed))
+    return counted_of(facts.asker, ((freeing.project_id, freeing.counted) for freeing in freed))
 
 
-def _deletions(facts: RequestFacts, request: Request, one: _Found) -> Iterable[Action]:
+def _deletions(facts: RequestFacts, request: Request, draft: _Found) -> Iterable[Action]:
     """The actions that free something; a shelved server still counts as one."""
     only_deleted = "servers" in exceeded(facts, request)
-    for freeing in one.freed:
+    for freeing in draft.freed:
         mine = only_deleted and facts.asker is not None and freeing.project_id == facts.asker.id
         text = freeing.action.text
         yield replace(freeing.action, text=text.replace("delete or shelve", "delete", 1)) if mine else freeing.action
@@ -146,12 +147,12 @@ def _smaller_reserve(host: ComputeNode, cause: Finding) -> Action | None:
 
 
 def _servers(facts: RequestFacts, host: ComputeNode) -> Iterable[Freeing]:
-    held: dict[str, set[str]] = {}
+    providers_by_server: dict[str, set[str]] = {}
     for device in facts.devices:
         if device.server:
-            held.setdefault(device.server, set()).add(device.provider)
+            providers_by_server.setdefault(device.server, set()).add(device.provider)
     for server in host.servers or ():
-        providers = frozenset(held.get(server.id, ()))
+        providers = frozenset(providers_by_server.get(server.id, ()))
         idle = IDLE.index(server.status) if server.status in IDLE else len(IDLE)
         price = (idle, len(providers), sum(server.amounts.values()))
         yield Freeing(
@@ -168,9 +169,9 @@ def _delete(server: RunningServer, host: ComputeNode) -> Action:
 
 def _leftovers(facts: RequestFacts, request: Request, host: ComputeNode) -> Iterable[Freeing]:
     """GPUs that no server holds: kept back by the operator, or by a consumer that is no server."""
-    wanted = {need.resource_class for need in request.devices}
+    requested_classes = {need.resource_class for need in request.devices}
     for device in facts.devices:
-        if device.host != host.name or device.resource_class not in wanted:
+        if device.host != host.name or device.resource_class not in requested_classes:
             continue
         values = {"provider": device.provider, "class": device.resource_class, "host": host.name}
         if device.state in ("held", "booked"):
@@ -219,20 +220,22 @@ def _cheapest(
         raised = len(exceeded(facts, request, _freed(facts, freed))) if spare_limits else 0
         return raised, freed[-1].price
 
-    enough = [one for one in pool if not _lacks(facts, request, host, [one])]
+    enough = [freeing for freeing in pool if not _lacks(facts, request, host, [freeing])]
     if enough:
-        return [min(enough, key=lambda one: price([one]))]
+        return [min(enough, key=lambda freeing: price([freeing]))]
     chosen: list[Freeing] = []
     while lacking := _lacks(facts, request, host, chosen):
-        left = [one for one in pool if one not in chosen]
+        left = [freeing for freeing in pool if freeing not in chosen]
         if not left:
             return []
-        best = min(left, key=lambda one: (_lacks(facts, request, host, [*chosen, one]), price([*chosen, one])))
+        best = min(
+            left, key=lambda freeing: (_lacks(facts, request, host, [*chosen, freeing]), price([*chosen, freeing]))
+        )
         if _lacks(facts, request, host, [*chosen, best]) == lacking:
-            best = min(left, key=lambda one: price([*chosen, one]))  # no step helps alone; it may with the next
+            best = min(left, key=lambda freeing: price([*chosen, freeing]))  # no step helps alone; it may with the next
         chosen.append(best)
-    for one in list(chosen):
-        rest = [other for other in chosen if other is not one]
+    for candidate in list(chosen):
+        rest = [other for other in chosen if other is not candidate]
         if not _lacks(facts, request, host, rest):
             chosen = rest
     return chosen
@@ -240,16 +243,16 @@ def _cheapest(
 
 def _lacks(facts: RequestFacts, request: Request, host: ComputeNode, freed: Sequence[Freeing]) -> float:
     """How far the host still is from having GPUs and room enough: 0 when it has them."""
-    back = frozenset[str]().union(*(one.providers for one in freed))
+    back = frozenset[str]().union(*(freeing.providers for freeing in freed))
     choices = []
     for need in request.devices:
         devices = matching(facts.devices, need, host.name)
         choices.append([*available(facts, devices, need), *(d.provider for d in devices if _comes_back(d, back))])
     amounts = dict(request.amounts)
     short = shortage(host.rooms or {}, amounts)
-    for one in freed:
+    for freeing in freed:
         for name in short:
-            short[name] -= one.amounts.get(name, 0)
+            short[name] -= freeing.amounts.get(name, 0)
     return len(unmet(choices)) + sum(max(0, number) / amounts[name] for name, number in short.items())
 
 

@@ -90,11 +90,13 @@ class Campaign(Strict):
         before."""
         return comment.endswith(f" {self._mark}")
 
-    def refuse_strangers(self, known: Collection[str]) -> None:
+    def refuse_strangers(self, site_hosts: Collection[str]) -> None:
         """Raise UsageError for a host that the site does not have."""
         for host in self.hosts:
-            if host not in known:
-                raise UsageError(f"campaign {self.campaign}: the site has no host {host!r}; it has {', '.join(known)}")
+            if host not in site_hosts:
+                raise UsageError(
+                    f"campaign {self.campaign}: the site has no host {host!r}; it has {', '.join(site_hosts)}"
+                )
 
     def words(self, host: str) -> list[str]:
         """Return the command for a host, word by word: no shell reads it."""

@@ -94,17 +94,17 @@ class CampaignDrains:
         step = self._step if self._step is not None and self._step.host == host else None
         if step is not None and step.runs:
             return CampaignDrain(next=step.words, move=CampaignWork.RUNNING)
-        found = self._look(host, may_go_down)
+        drain = self._look(host, may_go_down)
         if step is None or step.unknown:
-            return found
-        return replace(found, move=CampaignWork.ENDED, failed=step.failed)
+            return drain
+        return replace(drain, move=CampaignWork.ENDED, failed=step.failed)
 
     def _look(self, host: str, may_go_down: Collection[str]) -> CampaignDrain:
-        at, found = self._seen.get(host, (0.0, None))
-        if found is None or self.clock() - at > LOOK_AGAIN:
-            found = self._plan(host, may_go_down)
-            self._seen[host] = (self.clock(), found)
-        return found
+        at, drain = self._seen.get(host, (0.0, None))
+        if drain is None or self.clock() - at > LOOK_AGAIN:
+            drain = self._plan(host, may_go_down)
+            self._seen[host] = (self.clock(), drain)
+        return drain
 
     def _plan(self, host: str, may_go_down: Collection[str]) -> CampaignDrain:
         try:
@@ -114,7 +114,7 @@ class CampaignDrains:
             return CampaignDrain(refused=str(error))
         closed, _ = self.closed(host)
         first = (*plan.under_way, *plan.acts)[:1]
-        left = [one for one in plan.left if one.server.id not in may_go_down]
+        left = [verdict for verdict in plan.left if verdict.server.id not in may_go_down]
         return CampaignDrain(closed, "".join(map(str, first)), tuple(map(str, left)))
 
     def foresee(self, host: str) -> tuple[str, ...]:

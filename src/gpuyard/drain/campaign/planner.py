@@ -250,7 +250,7 @@ def plan_campaign(campaign: Campaign, now: CampaignNow) -> CampaignPlan:
         why_not = f"waits for the canary {campaign.first}"
     elif room <= 0:
         why_not = why_not or f"waits until fewer than {campaign.at_once} are out of use"
-    found = [
+    planned_rows = [
         _begins(row, campaign)
         if row.host in begins
         else replace(row, reason=why_not or "waits for its turn")
@@ -258,7 +258,7 @@ def plan_campaign(campaign: Campaign, now: CampaignNow) -> CampaignPlan:
         else row
         for row in rows
     ]
-    return CampaignPlan(tuple(_one_moves(found)))
+    return CampaignPlan(tuple(_one_moves(planned_rows)))
 
 
 def _one_moves(rows: Sequence[CampaignRow]) -> list[CampaignRow]:
@@ -313,11 +313,11 @@ def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
         return CampaignRow(host, CampaignStanding.BACK, f"since {through.at}")
     if through is not None and through.happening is Happening.FAILED and through.run == journal.run:
         return CampaignRow(host, CampaignStanding.FAILED, through.about)  # whatever has become of it since
-    begun, one = journal.last(CampaignAct.BEGIN, host), sight.maintenance
+    begun, maintenance = journal.last(CampaignAct.BEGIN, host), sight.maintenance
     if begun is not None and begun.happening is Happening.FAILED and begun.run == journal.run:
         return CampaignRow(host, CampaignStanding.FAILED, begun.about)
-    if one is None or one.state is MaintenanceState.CANCELLED:
-        if one is not None and begun is not None and begun.run == journal.run:
+    if maintenance is None or maintenance.state is MaintenanceState.CANCELLED:
+        if maintenance is not None and begun is not None and begun.run == journal.run:
             return CampaignRow(host, CampaignStanding.FAILED, "its maintenance was cancelled by somebody")
         return (
             CampaignRow(host, CampaignStanding.TAKEN, sight.other)
@@ -326,12 +326,12 @@ def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
         )
     if (
         campaign.drain
-        and one.state in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK)
+        and maintenance.state in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK)
         and not is_emptied(journal, host)
     ):
-        return _emptying(campaign, host, one, now)
-    if one.state in (MaintenanceState.PLANNED, MaintenanceState.DRAINING):
-        return _drained(campaign, host, one, now)
+        return _emptying(campaign, host, maintenance, now)
+    if maintenance.state in (MaintenanceState.PLANNED, MaintenanceState.DRAINING):
+        return _drained(campaign, host, maintenance, now)
     if sight.work is CampaignWork.RUNNING:
         return CampaignRow(host, CampaignStanding.AT_WORK, f"its command runs, output in {sight.log}")
     work = journal.last(CampaignAct.WORK, host)
@@ -339,20 +339,20 @@ def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
         return CampaignRow(
             host, CampaignStanding.FAILED, work.about
         )  # also where somebody has said meanwhile that it is done
-    if one.state is MaintenanceState.IN_WORK:
-        return _unless_used(_worked(campaign, host, sight, journal), one)
-    if one.state is MaintenanceState.CHECKING:
-        return _checked(campaign, host, one, now)
-    return _given_back(campaign, host, one, now)
+    if maintenance.state is MaintenanceState.IN_WORK:
+        return _unless_used(_worked(campaign, host, sight, journal), maintenance)
+    if maintenance.state is MaintenanceState.CHECKING:
+        return _checked(campaign, host, maintenance, now)
+    return _given_back(campaign, host, maintenance, now)
 
 
 def is_emptied(journal: DeployJournal, host: str) -> bool:
     """Return whether a host's servers have been moved away in its last maintenance; from then on it may be down."""
-    found = journal.last(CampaignAct.EMPTIED, host)
-    return found is not None and _since(journal, found, journal.last(CampaignAct.BEGIN, host))
+    emptied = journal.last(CampaignAct.EMPTIED, host)
+    return emptied is not None and _since(journal, emptied, journal.last(CampaignAct.BEGIN, host))
 
 
-def _emptying(campaign: Campaign, host: str, one: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
+def _emptying(campaign: Campaign, host: str, maintenance: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
     drain, journal = now.sights[host].drain, now.journal
     if drain is None:
         return CampaignRow(host, CampaignStanding.DRAINING, "waits until its servers are looked at")
@@ -363,24 +363,26 @@ def _emptying(campaign: Campaign, host: str, one: CampaignMaintenance, now: Camp
     waits = drain.refused or drain.next or "; ".join(drain.left)
     if drain.closed and not waits:
         return CampaignRow(host, CampaignStanding.DRAINING, "no server is on it any more", CampaignAct.EMPTIED)
-    if late := _late(campaign, one, now):
+    if late := _late(campaign, maintenance, now):
         return CampaignRow(host, CampaignStanding.FAILED, f"{late}: {waits}")
     if not drain.closed and not drain.refused:
         return CampaignRow(host, CampaignStanding.DRAINING, "it is to take no new servers", CampaignAct.CLOSE)
     return CampaignRow(host, CampaignStanding.DRAINING, waits, CampaignAct.DRAIN if drain.next else None)
 
 
-def _drained(campaign: Campaign, host: str, one: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
-    used = f"waits for {', '.join(one.servers)}" if one.servers else "waits until it is seen to be empty"
-    used = "; ".join([used, *one.problems])
-    if late := _late(campaign, one, now):
+def _drained(campaign: Campaign, host: str, maintenance: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
+    used = (
+        f"waits for {', '.join(maintenance.servers)}" if maintenance.servers else "waits until it is seen to be empty"
+    )
+    used = "; ".join([used, *maintenance.problems])
+    if late := _late(campaign, maintenance, now):
         return CampaignRow(host, CampaignStanding.FAILED, f"{late}: {used}")
     return CampaignRow(host, CampaignStanding.DRAINING, used)
 
 
-def _late(campaign: Campaign, one: CampaignMaintenance, now: CampaignNow) -> str:
+def _late(campaign: Campaign, maintenance: CampaignMaintenance, now: CampaignNow) -> str:
     """That a host should have been empty by now; empty: it may take longer."""
-    begun = one.begun or one.since
+    begun = maintenance.begun or maintenance.since
     if campaign.drained_within is None or now.time - begun <= campaign.drained_within:
         return ""
     return f"not empty since {minute_text(begun)}"
@@ -388,22 +390,22 @@ def _late(campaign: Campaign, one: CampaignMaintenance, now: CampaignNow) -> str
 
 def _refused(journal: DeployJournal, host: str, act: CampaignAct) -> str:
     """Why it could not be done in this run; the next one tries again."""
-    said = journal.last(act, host)
-    return said.about if said is not None and said.happening is Happening.FAILED and said.run == journal.run else ""
+    entry = journal.last(act, host)
+    return entry.about if entry is not None and entry.happening is Happening.FAILED and entry.run == journal.run else ""
 
 
 def _worked(campaign: Campaign, host: str, sight: CampaignHostState, journal: DeployJournal) -> CampaignRow:
-    work, said = journal.last(CampaignAct.WORK, host), journal.last(CampaignAct.DONE, host)
+    work, done = journal.last(CampaignAct.WORK, host), journal.last(CampaignAct.DONE, host)
     by_person = f"waits until somebody says 'gpuyard host maintenance done {host}'"
-    if said is not None and said.happening is Happening.DONE and _since(journal, said, work):
+    if done is not None and done.happening is Happening.DONE and _since(journal, done, work):
         return CampaignRow(host, CampaignStanding.BY_HAND, f"somebody works on it again; {by_person}")
     if campaign.by_hand:
         return CampaignRow(host, CampaignStanding.BY_HAND, f"it is empty; {by_person}")
     if work is None or not _since(journal, work, journal.last(CampaignAct.BEGIN, host)):
         return CampaignRow(host, CampaignStanding.EMPTY, "it is empty", CampaignAct.WORK)
-    refused = said is not None and said.happening is Happening.FAILED and said.run == journal.run
-    if said is not None and refused and _since(journal, said, work):
-        return CampaignRow(host, CampaignStanding.FAILED, said.about)
+    refused = done is not None and done.happening is Happening.FAILED and done.run == journal.run
+    if done is not None and refused and _since(journal, done, work):
+        return CampaignRow(host, CampaignStanding.FAILED, done.about)
     if work.happening is Happening.DONE:
         return CampaignRow(host, CampaignStanding.AT_WORK, "the work is done", CampaignAct.DONE)
     if work.happening is Happening.FAILED:
@@ -413,16 +415,20 @@ def _worked(campaign: Campaign, host: str, sight: CampaignHostState, journal: De
     )
 
 
-def _unless_used(row: CampaignRow, one: CampaignMaintenance) -> CampaignRow:
+def _unless_used(row: CampaignRow, maintenance: CampaignMaintenance) -> CampaignRow:
     """No command is started while servers are on the host that may not go down: some may have come since it was empty,
     and a portal that does not say which are there does not say that none is."""
-    if row.act is not CampaignAct.WORK or one.servers == ():
+    if row.act is not CampaignAct.WORK or maintenance.servers == ():
         return row
-    there = f"waits for {', '.join(one.servers)}" if one.servers else "waits until it is known which servers are there"
-    return CampaignRow(row.host, CampaignStanding.DRAINING, there)
+    reason = (
+        f"waits for {', '.join(maintenance.servers)}"
+        if maintenance.servers
+        else "waits until it is known which servers are there"
+    )
+    return CampaignRow(row.host, CampaignStanding.DRAINING, reason)
 
 
-def _checked(campaign: Campaign, host: str, one: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
+def _checked(campaign: Campaign, host: str, maintenance: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
     sight = now.sights[host]
     if refused := _refused(now.journal, host, CampaignAct.OPEN):
         return CampaignRow(host, CampaignStanding.FAILED, refused)
@@ -430,13 +436,13 @@ def _checked(campaign: Campaign, host: str, one: CampaignMaintenance, now: Campa
         return CampaignRow(
             host, CampaignStanding.CHECKING, "the work is done, and Nova may use it again", CampaignAct.OPEN
         )
-    problems, done = "; ".join(one.problems) or "waits for its check", one.done or one.since
+    problems, done = "; ".join(maintenance.problems) or "waits for its check", maintenance.done or maintenance.since
     if now.time - done > campaign.back_within:
         return CampaignRow(host, CampaignStanding.FAILED, f"not given back since {minute_text(done)}: {problems}")
     return CampaignRow(host, CampaignStanding.CHECKING, problems)
 
 
-def _given_back(campaign: Campaign, host: str, one: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
+def _given_back(campaign: Campaign, host: str, maintenance: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
     """Its maintenance is over: are all of its GPUs, too?"""
     sight, journal = now.sights[host], now.journal
     begun, work = journal.last(CampaignAct.BEGIN, host), journal.last(CampaignAct.WORK, host)
@@ -444,12 +450,12 @@ def _given_back(campaign: Campaign, host: str, one: CampaignMaintenance, now: Ca
         if begun is not None and begun.run == journal.run:
             return CampaignRow(host, CampaignStanding.FAILED, "somebody has given it back before its work was begun")
         return CampaignRow(host, CampaignStanding.WAITING, "")
-    bad = [gpu for gpu in sight.gpus if gpu.state is HealthState.QUARANTINED and gpu.since >= one.since]
+    bad = [gpu for gpu in sight.gpus if gpu.state is HealthState.QUARANTINED and gpu.since >= maintenance.since]
     if bad:
         return CampaignRow(
             host, CampaignStanding.FAILED, "; ".join(f"{gpu.address} is quarantined: {gpu.cause}" for gpu in bad)
         )
-    asked = journal.last(CampaignAct.ACCEPT, host)
+    acceptance = journal.last(CampaignAct.ACCEPT, host)
     if refused := _refused(journal, host, CampaignAct.ACCEPT) or _refused(journal, host, CampaignAct.OPEN):
         return CampaignRow(host, CampaignStanding.FAILED, refused)
     if sight.closed:  # somebody has answered for it before Nova was told
@@ -457,7 +463,7 @@ def _given_back(campaign: Campaign, host: str, one: CampaignMaintenance, now: Ca
     if sight.tries:
         return CampaignRow(host, CampaignStanding.ACCEPTING, f"servers try {sight.tries} of its slots")
     wait = [gpu.address for gpu in sight.gpus if gpu.state is HealthState.TO_ACCEPT]
-    if wait and asked is not None and asked.happening is Happening.DONE and asked.run == journal.run:
+    if wait and acceptance is not None and acceptance.happening is Happening.DONE and acceptance.run == journal.run:
         return CampaignRow(
             host, CampaignStanding.FAILED, f"{', '.join(wait)}: not accepted: {sight.tried or 'no server tried them'}"
         )
@@ -486,9 +492,9 @@ def expected(campaign: Campaign, rows: Sequence[CampaignRow], now: datetime) -> 
     out = sum(row.standing in OUT for row in rows)
     ahead = [campaign.first] if campaign.first in waiting else []
     rest = [host for host in waiting if host != campaign.first]
-    found = dict.fromkeys(ahead, (now, now + campaign.takes))
+    times_by_host = dict.fromkeys(ahead, (now, now + campaign.takes))
     before = 1 if ahead or out else 0
     for number, host in enumerate(rest):
         start = now + (before + number // campaign.at_once) * campaign.takes
-        found[host] = (start, start + campaign.takes)
-    return found
+        times_by_host[host] = (start, start + campaign.takes)
+    return times_by_host

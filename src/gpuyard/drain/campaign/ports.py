@@ -73,7 +73,7 @@ class PortalCampaign:
         begun = journal.last(CampaignAct.BEGIN, host)
         if row is None and begun is not None:
             past = self._client.maintenances(host=host, past=True)
-            row = next((one for one in past if self._campaign.is_ours(one["comment"])), None)
+            row = next((maintenance for maintenance in past if self._campaign.is_ours(maintenance["comment"])), None)
         if row is None:
             return CampaignHostState()
         work, code, log = self._work(host, journal)
@@ -83,17 +83,17 @@ class PortalCampaign:
         if any(gpu.state is HealthState.TO_ACCEPT for gpu in gpus):
             tries, tried = self._tries(host)
             gpus = self._gpus(host)  # after the tries: one that has ended meanwhile has been judged
-        found = CampaignHostState(_maintenance(row), "", gpus, tries, tried, work, code, log)
-        return self._with_drain(host, found, journal) if self._drains is not None else found
+        sight = CampaignHostState(_maintenance(row), "", gpus, tries, tried, work, code, log)
+        return self._with_drain(host, sight, journal) if self._drains is not None else sight
 
     def _with_drain(self, host: str, sight: CampaignHostState, journal: DeployJournal) -> CampaignHostState:
         """What the cloud says beside the portal."""
-        one, drains = sight.maintenance, self._drains
-        assert one is not None
+        maintenance, drains = sight.maintenance, self._drains
+        assert maintenance is not None
         assert drains is not None
-        if one.state in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK) and not is_emptied(journal, host):
-            return replace(sight, drain=drains.look(host, one.may_go_down))
-        if one.state in (MaintenanceState.CHECKING, MaintenanceState.BACK):
+        if maintenance.state in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK) and not is_emptied(journal, host):
+            return replace(sight, drain=drains.look(host, maintenance.may_go_down))
+        if maintenance.state in (MaintenanceState.CHECKING, MaintenanceState.BACK):
             closed, heard = drains.closed(host)
             return replace(sight, closed=closed, heard=heard)
         return sight
@@ -110,11 +110,11 @@ class PortalCampaign:
 
     def _gpus(self, host: str) -> tuple[CampaignGpu, ...]:
         rows = self._client.health(host=host)
-        found = [
+        gpus = [
             CampaignGpu(row["address"], HealthState(row["state"]), datetime.fromisoformat(row["since"]), row["cause"])
             for row in rows
         ]
-        return tuple(gpu for gpu in found if gpu.state not in PLAIN)
+        return tuple(gpu for gpu in gpus if gpu.state not in PLAIN)
 
     def _tries(self, host: str) -> tuple[int, str]:
         try:
@@ -140,12 +140,12 @@ class PortalCampaign:
             body = {"host": host, "start": start.isoformat(), "end": end.isoformat()}
             row = self._client.check_maintenance(body)
         stays = [
-            f"{one['kind']} {one['id']} of {one['user']} until {show_api_time(one['end'], self._zone)}"
-            for one in row["stays"]
+            f"{stay['kind']} {stay['id']} of {stay['user']} until {show_api_time(stay['end'], self._zone)}"
+            for stay in row["stays"]
         ]
         if not row.get("servers_known"):
             stays.append("it is not known which servers are there")
-        return CampaignCost(len(row["moves"]), tuple(stays), tuple(one["name"] for one in row["servers"]))
+        return CampaignCost(len(row["moves"]), tuple(stays), tuple(server["name"] for server in row["servers"]))
 
     def begin(self, host: str) -> None:
         now = self._clock()

@@ -109,16 +109,16 @@ def run(
             if not confirmed(f"Carry out campaign {campaign.campaign} on {len(campaign.hosts)} hosts?"):
                 print("Nothing was run.")
                 raise typer.Exit(1)
-        one = CampaignRun(campaign, doors, writer, lambda: datetime.now(UTC), screen.show, screen.unseen)
+        campaign_run = CampaignRun(campaign, doors, writer, lambda: datetime.now(UTC), screen.show, screen.unseen)
         try:
-            found = one.run(journal.read(secrets.token_hex(4)))
+            campaign_plan = campaign_run.run(journal.read(secrets.token_hex(4)))
         except KeyboardInterrupt:
             print(
                 f"gpuyard: interrupted; commands that are at work go on to their end; go on with: {again}",
                 file=sys.stderr,
             )
             raise
-    _say_end(campaign, found, again)
+    _say_end(campaign, campaign_plan, again)
 
 
 @app.command()
@@ -196,14 +196,14 @@ def _drains(
 
 def _again(file: Path, state: Path | None, zone: str | None, site: Path, cloud: str | None, url: str) -> str:
     """The command that goes on: with another journal it would begin again."""
-    said = {
+    options = {
         "--state": str(state or ""),
         "--timezone": zone or "",
         "--site": "" if site == DEFAULT_SITE else str(site),
         "--os-cloud": cloud or "",
         "--url": url,
     }
-    words = [word for name, value in said.items() if value for word in (name, value)]
+    words = [word for name, value in options.items() if value for word in (name, value)]
     return shlex.join(["gpuyard", "host", "campaign", "run", str(file), *words])
 
 
@@ -255,10 +255,10 @@ def _rows(
     # Of no run: what has failed before is shown as it would be gone on with.
     read, now = journal.read(), datetime.now(UTC)
     sights = doors.look(read)
-    found = plan_campaign(campaign, CampaignNow(sights, read, now, doors.stop_asked()))
-    times = expected(campaign, found.rows, now) if forecast else {}
+    campaign_plan = plan_campaign(campaign, CampaignNow(sights, read, now, doors.stop_asked()))
+    times = expected(campaign, campaign_plan.rows, now) if forecast else {}
     rows: list[dict[str, object]] = []
-    for row in found.rows:
+    for row in campaign_plan.rows:
         cost = doors.cost(row.host, *times[row.host]) if row.host in times else CampaignCost()
         act = f"{row.act.value}: {row.reason}" if row.act else row.reason
         start = times[row.host][0].astimezone(zone).strftime("%Y-%m-%d %H:%M") if row.host in times else ""
@@ -268,17 +268,17 @@ def _rows(
     return rows
 
 
-def _say_end(campaign: Campaign, found: CampaignPlan, again: str) -> None:
+def _say_end(campaign: Campaign, campaign_plan: CampaignPlan, again: str) -> None:
     """Raises GpuyardError, BlockedError for what is not done."""
     from gpuyard.model.errors import BlockedError, GpuyardError
 
-    if not found.left:
+    if not campaign_plan.left:
         print(f"All {len(campaign.hosts)} hosts are back.")
         return
-    head = f"{len(campaign.hosts) - len(found.left)} of {len(campaign.hosts)} hosts are back"
-    lines = [f"  {row.host}: {row.standing.value}: {row.reason}" for row in found.left]
+    head = f"{len(campaign.hosts) - len(campaign_plan.left)} of {len(campaign.hosts)} hosts are back"
+    lines = [f"  {row.host}: {row.standing.value}: {row.reason}" for row in campaign_plan.left]
     text = "\n".join([f"{head}; not done:", *lines, f"go on with: {again}"])
-    raise GpuyardError(text) if found.failed else BlockedError(text)
+    raise GpuyardError(text) if campaign_plan.failed else BlockedError(text)
 
 
 class _Screen:

@@ -152,18 +152,18 @@ def leftovers(
         raise UsageError("--yes answers what --clean asks; give both, or neither")
     ours = own_holds(_site_with(site, host), host)
     api = connect(cloud)
-    found = find_leftovers(read_leftovers(api, host, ours))
-    print_findings(found, "leftovers", format_, columns, payload=("cleans",))
-    if not found and format_ is FindingFormat.TEXT and not columns:
+    findings = find_leftovers(read_leftovers(api, host, ours))
+    print_findings(findings, "leftovers", format_, columns, payload=("cleans",))
+    if not findings and format_ is FindingFormat.TEXT and not columns:
         print(f"Nothing is left behind on {host}.")
-    steps = steps_of(found)
+    steps = steps_of(findings)
     if clean and steps:
         if not yes:
             require_confirmed(f"Take away what {len(steps)} of them have of {host}?")
         for line in clean_leftovers(api, host, steps):
             _say(line)
-        found = find_leftovers(read_leftovers(api, host, ours))
-    left = keeps_closed(found)
+        findings = find_leftovers(read_leftovers(api, host, ours))
+    left = keeps_closed(findings)
     if left:
         raise BlockedError(f"{len(left)} leftover{'s' * (len(left) != 1)} on {host}; {_cleanable(len(steps_of(left)))}")
 
@@ -217,31 +217,31 @@ def _show(api: CloudApi, plan: MovePlan, format_: PlanFormat) -> None:
         print(json.dumps({"host": plan.host, "purpose": plan.purpose.value, "servers": rows}, indent=2, default=str))
         return
     print(f"{plan.host} of cloud {api.name}: {_counted(plan)}")
-    for one in plan.verdicts:
-        print("\n".join(lines(one)))
+    for verdict in plan.verdicts:
+        print("\n".join(lines(verdict)))
 
 
 def _say(text: str) -> None:
     print(printable(text), flush=True)
 
 
-def lines(one: MoveVerdict) -> Iterable[str]:
+def lines(verdict: MoveVerdict) -> Iterable[str]:
     """A server, for people."""
-    return map(printable, _lines(one))
+    return map(printable, _lines(verdict))
 
 
-def _lines(one: MoveVerdict) -> Iterator[str]:
-    gpus = f", {len(one.server.gpus)} GPU{'s' * (len(one.server.gpus) != 1)}" if one.server.gpus else ""
+def _lines(verdict: MoveVerdict) -> Iterator[str]:
+    gpus = f", {len(verdict.server.gpus)} GPU{'s' * (len(verdict.server.gpus) != 1)}" if verdict.server.gpus else ""
     yield (
-        f"{one.server.name} ({one.server.id}), {one.server.status}, {one.server.flavor.name}{gpus}, of "
-        f"{one.server.user} ({one.server.project})"
+        f"{verdict.server.name} ({verdict.server.id}), {verdict.server.status}, {verdict.server.flavor.name}{gpus}, of "
+        f"{verdict.server.user} ({verdict.server.project})"
     )
-    target = f" to {one.target}" if one.target else ""
-    yield f"  {one.way.value}{target}: {one.reason}"
-    yield from (f"    {loss}" for loss in one.losses)
-    if one.not_live:
-        yield f"    not live: {one.not_live}"
-    yield from (f"    not {host}: {reason}" for host, reason in one.others)
+    target = f" to {verdict.target}" if verdict.target else ""
+    yield f"  {verdict.way.value}{target}: {verdict.reason}"
+    yield from (f"    {loss}" for loss in verdict.losses)
+    if verdict.not_live:
+        yield f"    not live: {verdict.not_live}"
+    yield from (f"    not {host}: {reason}" for host, reason in verdict.others)
 
 
 def _counted(plan: MovePlan) -> str:

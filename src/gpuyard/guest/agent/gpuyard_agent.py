@@ -165,11 +165,11 @@ class Nvml:
             return None
         text = ctypes.create_string_buffer(80)
         driver = text.value.decode("ascii", "replace") if self._call("nvmlSystemGetDriverVersion", text, 80) else ""
-        found = [card for card in map(self._card, range(min(count.value, 64))) if card]
-        answering = {card.uuid for card in found if card.row is not None}
-        self._known += [(card.uuid, card.address) for card in found if (card.uuid, card.address) not in self._known]
-        gone = [GuestCard(*known, None) for known in self._known if known[0] not in answering]
-        return CardsSeen([card for card in found if card.row is not None] + gone[:64], driver)
+        cards = [card for card in map(self._card, range(min(count.value, 64))) if card]
+        answering = {card.uuid for card in cards if card.row is not None}
+        self._known += [(card.uuid, card.address) for card in cards if (card.uuid, card.address) not in self._known]
+        gone = [GuestCard(*identity, None) for identity in self._known if identity[0] not in answering]
+        return CardsSeen([card for card in cards if card.row is not None] + gone[:64], driver)
 
     def _card(self, index: int) -> Optional[GuestCard]:
         handle, text, pci = ctypes.c_void_p(), ctypes.create_string_buffer(96), NvmlPci()
@@ -202,7 +202,7 @@ class Nvml:
             else None,
             self._recovery(handle),
         ]
-        return None if all(one is None for one in row) else row
+        return None if all(value is None for value in row) else row
 
     def _recovery(self, handle: ctypes.c_void_p) -> Optional[int]:
         """Drivers before 560 or so do not know the field, and say so in its result."""
@@ -257,7 +257,7 @@ def smi_card(line: str) -> Optional[GuestCard]:
     except ValueError:
         reasons = None
     row = [whole(use), percent(whole(used), whole(total)), whole(hot), whole(power), whole(ecc), None, reasons, None]
-    return GuestCard(uuid, address.lower(), None if all(one is None for one in row) else row)
+    return GuestCard(uuid, address.lower(), None if all(value is None for value in row) else row)
 
 
 # --- AMD, and what is on the bus ---
@@ -298,9 +298,9 @@ def amd_cards(root: str) -> List[GuestCard]:
             continue
         sensors = os.path.join(folder, "hwmon", (names(os.path.join(folder, "hwmon")) or ["none"])[0])
         hot = whole(text_of(os.path.join(sensors, "temp1_input")))
-        watts = (text_of(os.path.join(sensors, "power1_" + one)) for one in ("average", "input"))
+        watts = (text_of(os.path.join(sensors, "power1_" + suffix)) for suffix in ("average", "input"))
         power = whole(next(filter(None, watts), ""))
-        used, total = (whole(text_of(os.path.join(folder, "mem_info_vram_" + one))) for one in ("used", "total"))
+        used, total = (whole(text_of(os.path.join(folder, "mem_info_vram_" + suffix))) for suffix in ("used", "total"))
         row: Row = [
             whole(text_of(os.path.join(folder, "gpu_busy_percent"))), percent(used, total),
             None if hot is None else hot // 1000, None if power is None else power // 1000000, None, None, None, None,
@@ -322,11 +322,11 @@ def serve(asks: int, answers: int) -> None:
                 library = Nvml(NVML)
             except OSError:
                 library = Smi()
-        seen = library.seen()
-        if seen is None and isinstance(library, Smi):
+        reading = library.seen()
+        if reading is None and isinstance(library, Smi):
             library = None  # the library may come with a driver
-        cards = (seen.cards if seen else []) + amd_cards(SYS)
-        line = json.dumps([cards[:64], seen.driver if seen else ""]).encode() + b"\n"
+        cards = (reading.cards if reading else []) + amd_cards(SYS)
+        line = json.dumps([cards[:64], reading.driver if reading else ""]).encode() + b"\n"
         while line:
             line = line[os.write(answers, line) :]
 
@@ -418,15 +418,15 @@ class XidLog:
     def xids(self) -> List[Tuple[int, str, int, Optional[int]]]:
         """Number in the log, address of the GPU, Xid, detail. Lines of programs are not the kernel's, whatever they
         say."""
-        found = []
+        events = []
         for line in self._lines():
-            head, _, said = line.partition(";")
-            match = XID.search(said[:400])
+            head, _, message = line.partition(";")
+            match = XID.search(message[:400])
             fields = head.split(",")
             if match and len(fields) >= 3 and fields[0].isdigit() and fields[1].isdigit() and int(fields[0]) < 8:
                 code = int(match.group(2))
-                found.append((int(fields[1]), match.group(1).lower(), code, detail_of(code, match.group(3))))
-        return found
+                events.append((int(fields[1]), match.group(1).lower(), code, detail_of(code, match.group(3))))
+        return events
 
     def _lines(self) -> Iterator[str]:
         try:
@@ -449,12 +449,12 @@ class XidLog:
                 yield line.decode("utf-8", "replace")
 
 
-def detail_of(code: int, said: str) -> Optional[int]:
+def detail_of(code: int, message: str) -> Optional[int]:
     """Of Xid 154 the recovery action that the driver wants, of those about NVLink whether it is fatal; else None."""
     if code == 154:
-        action = RECOVERY.search(said)
+        action = RECOVERY.search(message)
         return int(action.group(1), 16) if action else None
-    link = LINK.search(said) if 144 <= code <= 150 else None
+    link = LINK.search(message) if 144 <= code <= 150 else None
     return int(link.group(1) == "Fatal") if link else None
 
 
@@ -487,11 +487,11 @@ class SmallHttp:
             answer = read_all(connection)
             if secure:
                 self._session = connection.session
-        top, _, said = answer.partition(b"\r\n\r\n")
+        top, _, content = answer.partition(b"\r\n\r\n")
         words = top.split(b" ", 2)
         if not answer.startswith(b"HTTP/1.") or len(words) < 2 or not words[1][:3].isdigit():
             raise OSError("what answers does not speak HTTP")
-        return AgentAnswer(int(words[1][:3]), said)
+        return AgentAnswer(int(words[1][:3]), content)
 
     def _connected(self, host: str, port: int, secure: bool) -> Any:
         plain = socket.create_connection((host, port), PATIENCE)
@@ -552,8 +552,8 @@ def asked(http: SmallHttp, source: str) -> AgentAsk:
             raise OSError(f"the metadata service answers {answer.status}")
         body = answer.body
     try:
-        told = json.loads(body)
-        server, word = told["uuid"], told.get("meta", {}).get(KEY, "")
+        metadata = json.loads(body)
+        server, word = metadata["uuid"], metadata.get("meta", {}).get(KEY, "")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise OSError("the metadata is not as OpenStack's") from None
     words = word.split() if isinstance(word, str) else []
@@ -568,10 +568,10 @@ class AgentEnrolment(namedtuple("AgentEnrolment", "server url code token period 
     __slots__ = ()
 
 
-def enrolment_of(server: Any, url: Any, code: Any, told: Any) -> AgentEnrolment:
+def enrolment_of(server: Any, url: Any, code: Any, reply: Any) -> AgentEnrolment:
     """Raises ValueError."""
     try:
-        token, period, batch = told["token"], float(told["period"]), int(told["batch"])
+        token, period, batch = reply["token"], float(reply["period"]), int(reply["batch"])
     except (KeyError, TypeError, OverflowError):
         raise ValueError("what the portal says is not understood") from None
     if not isinstance(token, str) or not re.fullmatch(r"gya_[A-Za-z0-9_-]{20,200}", token):
@@ -589,8 +589,8 @@ class TokenMemo:
     def read(self) -> Optional[AgentEnrolment]:
         try:
             with open(self._path, encoding="utf-8") as file:
-                told = json.loads(file.read(4096))
-            return enrolment_of(told["server"], told["url"], told["code"], told)
+                saved = json.loads(file.read(4096))
+            return enrolment_of(saved["server"], saved["url"], saved["code"], saved)
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
@@ -650,11 +650,11 @@ class Agent:
         new = self._log.xids()
         for number, address, code, detail in new:
             self._xids[address, code, detail] = number
-        seen = self._drivers.seen()
-        if seen is None:
+        reading = self._drivers.seen()
+        if reading is None:
             cards = [card._replace(row=None) for card in self._cards]
         else:
-            cards, self._driver = seen
+            cards, self._driver = reading
             self._names.update((card.address[-12:-2], card.uuid) for card in cards if card.address)
         if [card.uuid for card in cards] != [card.uuid for card in self._cards]:
             self._samples = []  # those are of other GPUs
@@ -667,16 +667,16 @@ class Agent:
 
     def report(self) -> bytes:
         """All that is ever sent, besides the token."""
-        told: Dict[str, object] = {
+        report: Dict[str, object] = {
             "v": VERSION, "boot": self._boot, "driver": self._driver[:40], "seen": self._seen,
             "cards": [card.uuid for card in self._cards], "samples": self._samples,
         }  # fmt: skip
         if self._drivers.stuck:
-            told["stuck"] = True
+            report["stuck"] = True
         if self._xids:
-            kept = sorted((number, *key) for key, number in self._xids.items())[-XIDS_KEPT:]
-            told["xids"] = [[number, self._names.get(at[:10], at), code, detail] for number, at, code, detail in kept]
-        return json.dumps(told, separators=(",", ":")).encode()
+            xids = sorted((number, *key) for key, number in self._xids.items())[-XIDS_KEPT:]
+            report["xids"] = [[number, self._names.get(at[:10], at), code, detail] for number, at, code, detail in xids]
+        return json.dumps(report, separators=(",", ":")).encode()
 
     def send(self, enrolment: AgentEnrolment) -> bool:
         """Whether it was taken. Raises UnwelcomeError, and OSError when nobody answers."""
@@ -695,21 +695,21 @@ class Agent:
 
     def enrol(self) -> Optional[AgentEnrolment]:
         """What was got before for this server, or for a new code; None while it is not to be on. Raises OSError."""
-        told, known = asked(self._http, METADATA), self._memo.read()
-        if known is not None and known.server != told.server:  # the disk is a copy of another server's
+        metadata, saved = asked(self._http, METADATA), self._memo.read()
+        if saved is not None and saved.server != metadata.server:  # the disk is a copy of another server's
             self._memo.forget()
-            known = None
-        if known is not None and (told.on or told.code == known.code):
-            return known
-        if not told.code:
+            saved = None
+        if saved is not None and (metadata.on or metadata.code == saved.code):
+            return saved
+        if not metadata.code:
             return None
-        body = json.dumps({"server": told.server, "code": told.code}).encode()
-        answer = self._http.ask(told.url + "/v1/agents/enrol", body)
+        body = json.dumps({"server": metadata.server, "code": metadata.code}).encode()
+        answer = self._http.ask(metadata.url + "/v1/agents/enrol", body)
         if answer.status != 200:
             say(f"not enrolled: {answer.status} {answer.body[:200].decode('utf-8', 'replace')}")
             return None
         try:
-            enrolment = enrolment_of(told.server, told.url, told.code, json.loads(answer.body))
+            enrolment = enrolment_of(metadata.server, metadata.url, metadata.code, json.loads(answer.body))
         except (ValueError, RecursionError) as error:
             say(f"not enrolled: {error}")
             return None

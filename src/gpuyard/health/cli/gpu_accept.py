@@ -53,10 +53,10 @@ def accept(
     from gpuyard.health.cli.health_rows import TRIES, try_row
 
     client, where = client_of(cloud, url), zone_of(zone)
-    asked = client.accept(targets or [], canary=canary, fresh=fresh)
-    for one in asked["left_out"]:
-        typer.echo(f"not tried: GPU {one['gpu']} {one['reason']}", err=True)
-    rows: list[Any] = asked["tries"]
+    response = client.accept(targets or [], canary=canary, fresh=fresh)
+    for skipped in response["left_out"]:
+        typer.echo(f"not tried: GPU {skipped['gpu']} {skipped['reason']}", err=True)
+    rows: list[Any] = response["tries"]
     while wait and not all(row["over"] for row in rows):
         time.sleep(POLL_S)
         rows = client.acceptance(rows[0]["batch"])["tries"]

@@ -59,9 +59,9 @@ def health(
         rows = client.health(pool=pool, host=host, state=state.value if state else None, card=card)
         print_list([health_row(row, where) for row in rows], HEALTH, format_, columns)
         return
-    found = client.gpu_health(gpu)
-    events = [record_row(row, where) for row in found["events"]]
-    shown = health_fields(found["gpu"], where)
+    response = client.gpu_health(gpu)
+    events = [record_row(row, where) for row in response["events"]]
+    shown = health_fields(response["gpu"], where)
     if format_ in (Format.JSON, Format.YAML):
         shown["events"] = [{name.lower(): value for name, value in event.items()} for event in events]
     print_one(shown, format_, columns)
@@ -167,8 +167,8 @@ def list_(
     from gpuyard.health.cli.health_rows import REPAIRS, REPEATS, repair_row, repeat_row
 
     where = zone_of(zone)
-    found = client_of(cloud, url).repairs(by.value if by else By.CARD.value)
+    response = client_of(cloud, url).repairs(by.value if by else By.CARD.value)
     if by is None:
-        print_list([repair_row(row, where) for row in found["out"]], REPAIRS, format_, columns)
+        print_list([repair_row(row, where) for row in response["out"]], REPAIRS, format_, columns)
     else:
-        print_list([repeat_row(row, where) for row in found["repeats"]], REPEATS, format_, columns)
+        print_list([repeat_row(row, where) for row in response["repeats"]], REPEATS, format_, columns)

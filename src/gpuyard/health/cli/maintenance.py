@@ -167,10 +167,10 @@ def _step(client: Client, host: str, step: str, body: dict[str, Any]) -> None:
 def _open(client: Client, host: str) -> Row:
     from gpuyard.model.errors import UsageError
 
-    found = client.maintenances(host=host)
-    if not found:
+    maintenances = client.maintenances(host=host)
+    if not maintenances:
         raise UsageError(f"host {host} has no open maintenance; 'gpuyard host maintenance list' shows all")
-    return found[0]
+    return maintenances[0]
 
 
 def _said(row: Row) -> str:

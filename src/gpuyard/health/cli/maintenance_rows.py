@@ -23,7 +23,9 @@ def maintenance_row(row: Row, zone: ZoneInfo) -> dict[str, Any]:
         "End": show_api_time(row["end"], zone),
         "Comment": row["comment"],
         "By": row["by"],
-        "Used by": "; ".join([*map(_server, row["servers"]), *(_booking(one, zone) for one in row["bookings"])]),
+        "Used by": "; ".join(
+            [*map(_server, row["servers"]), *(_booking(booking, zone) for booking in row["bookings"])]
+        ),
         "Problems": "; ".join(row["problems"]),
     }
 
@@ -35,7 +37,7 @@ def maintenance_fields(row: Row, zone: ZoneInfo) -> dict[str, Any]:
         **shown,
         "problems": "\n".join(row["problems"]),
         "servers": "\n".join(map(_server, row["servers"])),
-        "bookings": "\n".join(_booking(one, zone) for one in row["bookings"]),
+        "bookings": "\n".join(_booking(booking, zone) for booking in row["bookings"]),
         "may": " ".join(row["may"]),
     }
 

@@ -54,10 +54,10 @@ class ShowHealth(_OneGpu):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Table:
         zone = self.zone(parsed_args)
-        found = self.client().gpu_health(parsed_args.gpu)
-        events = [record_row(row, zone) for row in found["events"]]
+        response = self.client().gpu_health(parsed_args.gpu)
+        events = [record_row(row, zone) for row in response["events"]]
         lines = "\n".join("  ".join(str(line[name]) for name in RECORD if line[name]) for line in events)
-        shown = {**health_fields(found["gpu"], zone), "events": lines}
+        shown = {**health_fields(response["gpu"], zone), "events": lines}
         return tuple(shown), list(shown.values())
 
 
@@ -193,10 +193,10 @@ class AcceptGpus(GpuCommand, command.Lister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Table:
-        asked, zone = (
+        response, zone = (
             self.client().accept(parsed_args.targets, canary=not parsed_args.no_canary, fresh=parsed_args.fresh),
             self.zone(parsed_args),
         )
-        for one in asked["left_out"]:
-            self.app.stderr.write(f"not tried: GPU {one['gpu']} {one['reason']}\n")
-        return TRIES, [[try_row(row, zone)[name] for name in TRIES] for row in asked["tries"]]
+        for skipped in response["left_out"]:
+            self.app.stderr.write(f"not tried: GPU {skipped['gpu']} {skipped['reason']}\n")
+        return TRIES, [[try_row(row, zone)[name] for name in TRIES] for row in response["tries"]]

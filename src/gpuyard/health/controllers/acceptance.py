@@ -125,24 +125,24 @@ class AcceptanceController:
             raise AcceptanceError(str(error)) from None
         self._sweep(ours, tries)
         problems: list[str] = []
-        loans = {one.id: one for one in self._ledger.loans.current()}
-        for one in tries:
-            if one.state in OPEN and one.state is not TryState.WAITING:
+        loans = {loan.id: loan for loan in self._ledger.loans.current()}
+        for attempt in tries:
+            if attempt.state in OPEN and attempt.state is not TryState.WAITING:
                 try:
-                    self._go_on(one, ours, loans)
+                    self._go_on(attempt, ours, loans)
                 except ServerError as error:
-                    problems.append(f"acceptance of {one.gpu}: {error}")
+                    problems.append(f"acceptance of {attempt.gpu}: {error}")
         waiting = self._tries.open()
         held = self._held(waiting)
         go, skipped = turns(waiting, self._now(), held)
-        for one in skipped:
-            self._write(one)
-            self._note(one, one.cause)
-        for one in go:
-            if one.id in held:
-                self._wait(one, held[one.id])
+        for attempt in skipped:
+            self._write(attempt)
+            self._note(attempt, attempt.cause)
+        for attempt in go:
+            if attempt.id in held:
+                self._wait(attempt, held[attempt.id])
             else:
-                self._lend(one)
+                self._lend(attempt)
         if problems:
             raise AcceptanceError("; ".join(problems))
         return SOON if any(attempt.state in OPEN for attempt in tries) else None
@@ -160,11 +160,11 @@ class AcceptanceController:
         """Our servers, and in `_complete` whether those are all. That is asked for only where it matters: of a server
         whose create's answer was lost the list alone can say that there is none."""
         servers = self._doors.servers
-        matters = not self._swept or any(_is_posted(one) and not one.server for one in tries)
+        matters = not self._swept or any(_is_posted(attempt) and not attempt.server for attempt in tries)
         answered = not matters or servers.all_cells_answer()
-        found = servers.ours()
+        ours = servers.ours()
         self._complete = answered and (not matters or servers.all_cells_answer())
-        return found
+        return ours
 
     @property
     def _doors(self) -> AcceptancePorts:
@@ -181,42 +181,42 @@ class AcceptanceController:
 
     # One try, step by step
 
-    def _wait(self, one: Try, why: str) -> None:
+    def _wait(self, attempt: Try, why: str) -> None:
         """For a GPU that is not free yet, as long as a server is waited for."""
-        after = waited(one, why, self._within, self._now().replace(microsecond=0))
+        after = waited(attempt, why, self._within, self._now().replace(microsecond=0))
         if after.state is not TryState.WAITING:
             self._finish(after)
-        elif after != one:
+        elif after != attempt:
             self._write(after)
 
-    def _lend(self, one: Try) -> None:
+    def _lend(self, attempt: Try) -> None:
         now = self._now().replace(microsecond=0)
-        if why := self._cannot(one):
-            self._finish(with_outcome(one, TryState.GIVEN_UP, why, now))
+        if why := self._cannot(attempt):
+            self._finish(with_outcome(attempt, TryState.GIVEN_UP, why, now))
             return
-        if not self._write(replace(one, state=TryState.LENT, since=now, cause="")):
+        if not self._write(replace(attempt, state=TryState.LENT, since=now, cause="")):
             return
-        self._borrow(self._again(one))
+        self._borrow(self._again(attempt))
 
-    def _borrow(self, one: Try) -> None:
+    def _borrow(self, attempt: Try) -> None:
         """Done twice it is the same loan."""
-        who = Person(one.by_id, one.by, "", "")
-        until = one.since + 2 * self._within + ENDING
+        who = Person(attempt.by_id, attempt.by, "", "")
+        until = attempt.since + 2 * self._within + ENDING
         try:
             loan = self._ledger.loans.lend(
-                one.gpu, self._doors.project_id, self._project, until, COMMENT, who, server=one.name
+                attempt.gpu, self._doors.project_id, self._project, until, COMMENT, who, server=attempt.name
             )
         except RefusedError as refused:
-            self._finish(with_outcome(one, TryState.GIVEN_UP, str(refused), self._now()))
+            self._finish(with_outcome(attempt, TryState.GIVEN_UP, str(refused), self._now()))
             return
-        gpus = [self._service.gpu(name) for name in one.names]
+        gpus = [self._service.gpu(name) for name in attempt.names]
         for gpu in gpus:
             if gpu.state is HealthState.FINE:
-                self._become(gpu, HealthState.TO_ACCEPT, "it is to be accepted", by=one.by)
+                self._become(gpu, HealthState.TO_ACCEPT, "it is to be accepted", by=attempt.by)
             else:
-                self._note_gpu(gpu, "a server is started on it to accept it", one.by)
+                self._note_gpu(gpu, "a server is started on it to accept it", attempt.by)
         # The last step: without it all of this is done again.
-        self._write(replace(one, loan=loan.id, fine=all(gpu.state is HealthState.FINE for gpu in gpus)))
+        self._write(replace(attempt, loan=loan.id, fine=all(gpu.state is HealthState.FINE for gpu in gpus)))
 
     def _held(self, tries: Sequence[Try]) -> dict[str, str]:
         """Ids of tries that wait and whose GPUs are not all free: each with the server that is waited for, or with what
@@ -224,7 +224,9 @@ class AcceptanceController:
         waiting = [attempt for attempt in tries if attempt.state is TryState.WAITING]
         gpus = {gpu.name: gpu for gpu in self._service.store.gpus()} if waiting else {}
         return {
-            one.id: why for one in waiting if (why := self._why_held(gpus[name] for name in one.names if name in gpus))
+            attempt.id: why
+            for attempt in waiting
+            if (why := self._why_held(gpus[name] for name in attempt.names if name in gpus))
         }
 
     def _why_held(self, gpus: Iterable[GpuHealth]) -> str:
@@ -239,190 +241,195 @@ class AcceptanceController:
                 return f"{gpu.name} is {gpu.state.value}: {gpu.cause}"
         return ""
 
-    def _cannot(self, one: Try) -> str:
+    def _cannot(self, attempt: Try) -> str:
         """Why no server can be started on it; empty when one can."""
-        if left := self._left(one):
+        if left := self._left(attempt):
             return left
-        if self._flavor(one) is None:
-            what = f"a whole group of {len(one.gpus)} GPUs" if len(one.gpus) > 1 else "one GPU"
-            return f"the site has no flavor with {what} of pool {one.pool}"
+        if self._flavor(attempt) is None:
+            what = f"a whole group of {len(attempt.gpus)} GPUs" if len(attempt.gpus) > 1 else "one GPU"
+            return f"the site has no flavor with {what} of pool {attempt.pool}"
         sight = self._doors.sight()
         if sight is None:
             return ""
-        for address in one.gpus:
-            name = provider_name(one.host, address)
+        for address in attempt.gpus:
+            name = provider_name(attempt.host, address)
             if name not in sight.snapshot.providers:
-                return f"Placement does not have {one.host}/{address}: 'gpuyard gpu list' says why"
+                return f"Placement does not have {attempt.host}/{address}: 'gpuyard gpu list' says why"
             if name in sight.snapshot.left_behind:
-                return f"a server that was evacuated still counts for {one.host}/{address}"
+                return f"a server that was evacuated still counts for {attempt.host}/{address}"
             if name in sight.snapshot.reserved and name not in sight.ours:
                 return (
-                    f"{one.host}/{address} is reserved in Placement by somebody else; where Nova keeps it after a use, "
-                    "its host scrubs it first: ask again when it is to be accepted once more"
+                    f"{attempt.host}/{address} is reserved in Placement by somebody else; where Nova keeps it after a "
+                    "use, its host scrubs it first: ask again when it is to be accepted once more"
                 )
         return ""
 
-    def _go_on(self, one: Try, ours: Sequence[SeenServer], loans: Mapping[str, Booking]) -> None:
-        if one.state is TryState.LENT and not one.loan:  # killed between the two
-            if left := self._left(one):
-                self._finish(with_outcome(one, TryState.GIVEN_UP, left, self._now()))
+    def _go_on(self, attempt: Try, ours: Sequence[SeenServer], loans: Mapping[str, Booking]) -> None:
+        if attempt.state is TryState.LENT and not attempt.loan:  # killed between the two
+            if left := self._left(attempt):
+                self._finish(with_outcome(attempt, TryState.GIVEN_UP, left, self._now()))
             else:
-                self._borrow(one)
+                self._borrow(attempt)
             return
-        if one.state is TryState.DELETING:
-            self._delete(one, ours)
+        if attempt.state is TryState.DELETING:
+            self._delete(attempt, ours)
             return
-        server = next((found for found in ours if found.id == one.server or found.name == one.name), None)
-        sight = self._sight(one, server, loans.get(one.loan))
+        server = next(
+            (candidate for candidate in ours if candidate.id == attempt.server or candidate.name == attempt.name), None
+        )
+        sight = self._sight(attempt, server, loans.get(attempt.loan))
         now = self._now()
-        after = judged(one, sight, self._within, now)
-        if server is not None and not one.server:
+        after = judged(attempt, sight, self._within, now)
+        if server is not None and not attempt.server:
             after = replace(after, server=server.id)
         if after.state is TryState.LENT and sight.usable:
             self._create(after)
             return
-        if after != one and self._write(after) and after.state is TryState.DELETING:
-            LOG.info("acceptance of %s: %s: %s", one.gpu, after.outcome, after.cause)
+        if after != attempt and self._write(after) and after.state is TryState.DELETING:
+            LOG.info("acceptance of %s: %s: %s", attempt.gpu, after.outcome, after.cause)
             self._delete(self._again(after), ours)
 
-    def _sight(self, one: Try, server: SeenServer | None, loan: Booking | None) -> TryObservation:
+    def _sight(self, attempt: Try, server: SeenServer | None, loan: Booking | None) -> TryObservation:
         on = loan is not None and loan.state is BookingState.ACTIVE
         claimed = loan is not None and loan.claimed is not None
-        said = AcceptanceOutput()
-        alone = self._doors.servers.get(one.server) if server is None and one.server else None
+        output = AcceptanceOutput()
+        alone = self._doors.servers.get(attempt.server) if server is None and attempt.server else None
         silent = alone is not None and alone.status == UNKNOWN
-        if one.state is TryState.RUNNING and server is not None:
-            said = read_console(self._doors.servers.console(server.id), one.nonce, len(one.gpus))
+        if attempt.state is TryState.RUNNING and server is not None:
+            output = read_console(self._doors.servers.console(server.id), attempt.nonce, len(attempt.gpus))
         return TryObservation(
             lent=on,
             usable=loan is not None and loan.usable_since is not None,
             claimed=claimed,
-            spoiled=self._spoiled(one),
+            spoiled=self._spoiled(attempt),
             status=server.status if server else UNKNOWN if silent else "",
             fault=server.fault if server else "",
-            gone=server is None and alone is None and (bool(one.server) or self._complete),
-            said=said,
-            against=held_against(said, [gpu.baseline for gpu in self._known(one)], fresh=one.fresh),
+            gone=server is None and alone is None and (bool(attempt.server) or self._complete),
+            said=output,
+            against=held_against(output, [gpu.baseline for gpu in self._known(attempt)], fresh=attempt.fresh),
         )
 
-    def _left(self, one: Try) -> str:
+    def _left(self, attempt: Try) -> str:
         """Which of its GPUs the site does not have any more, in words; empty: none."""
-        known = {gpu.name for gpu in self._known(one) if (gpu.host, gpu.address) in self._gpus}
-        return next((f"{name} has left the site file" for name in one.names if name not in known), "")
+        known_names = {gpu.name for gpu in self._known(attempt) if (gpu.host, gpu.address) in self._gpus}
+        return next((f"{name} has left the site file" for name in attempt.names if name not in known_names), "")
 
-    def _known(self, one: Try) -> list[GpuHealth]:
+    def _known(self, attempt: Try) -> list[GpuHealth]:
         """Its GPUs, but those that have left."""
-        return [gpu for gpu in self._service.store.gpus(host=one.host) if gpu.name in one.names]
+        return [gpu for gpu in self._service.store.gpus(host=attempt.host) if gpu.name in attempt.names]
 
-    def _spoiled(self, one: Try) -> str:
-        if left := self._left(one):
+    def _spoiled(self, attempt: Try) -> str:
+        if left := self._left(attempt):
             return left
-        for name in one.names:
+        for name in attempt.names:
             gpu = self._service.gpu(name)
             if gpu.state is not HealthState.TO_ACCEPT:
                 return f"{name} became {gpu.state.value} meanwhile: {gpu.cause}"
         return ""
 
-    def _create(self, one: Try) -> None:
-        now, flavor = self._now().replace(microsecond=0), self._flavor(one)
-        ids = {self._gpus[one.host, address].ids for address in one.gpus}
-        asked = replace(one, state=TryState.CREATING, since=now, deadline=now + self._within)
-        if flavor is None or not self._write(asked):
+    def _create(self, attempt: Try) -> None:
+        now, flavor = self._now().replace(microsecond=0), self._flavor(attempt)
+        ids = {self._gpus[attempt.host, address].ids for address in attempt.gpus}
+        creating = replace(attempt, state=TryState.CREATING, since=now, deadline=now + self._within)
+        if flavor is None or not self._write(creating):
             return
-        asked = self._again(asked)
+        creating = self._again(creating)
         try:
-            data = accept_data(one.nonce, len(one.gpus), ids)
-            wish = ServerWish(one.name, flavor.name, self._image, data, host=one.host)
+            data = accept_data(attempt.nonce, len(attempt.gpus), ids)
+            wish = ServerWish(attempt.name, flavor.name, self._image, data, host=attempt.host)
             server = self._doors.servers.create(wish)
         except ServerError as error:
             if error.problem is ServerProblem.UNREAD:  # nothing was asked for: the next look does it
-                self._write(replace(asked, state=one.state, since=one.since, deadline=one.deadline))
+                self._write(replace(creating, state=attempt.state, since=attempt.since, deadline=attempt.deadline))
             elif error.problem is not ServerProblem.UNKNOWN:
-                self._finish(with_outcome(asked, TryState.GIVEN_UP, f"Nova: {error}", now))
+                self._finish(with_outcome(creating, TryState.GIVEN_UP, f"Nova: {error}", now))
             return
-        self._write(replace(asked, server=server))
+        self._write(replace(creating, server=server))
 
-    def _delete(self, one: Try, ours: Sequence[SeenServer]) -> None:
+    def _delete(self, attempt: Try, ours: Sequence[SeenServer]) -> None:
         """Until Nova has it no more; then the verdict counts."""
         servers = self._doors.servers
-        found = {server.id for server in ours if server.name == one.name} | ({one.server} - {""})
-        left = [id for id in sorted(found) if servers.get(id) is not None]
+        server_ids = {server.id for server in ours if server.name == attempt.name} | ({attempt.server} - {""})
+        left = [id for id in sorted(server_ids) if servers.get(id) is not None]
         for id in left:
             servers.delete(id)
-        if not left and _is_posted(one) and not one.server and not self._complete:
+        if not left and _is_posted(attempt) and not attempt.server and not self._complete:
             return  # it may be in a cell of Nova that does not answer
-        if not left and (not self._seems_taken(one) or self._now() - one.since > LATE):
-            self._finish(one)
+        if not left and (not self._seems_taken(attempt) or self._now() - attempt.since > LATE):
+            self._finish(attempt)
 
-    def _seems_taken(self, one: Try) -> bool:
+    def _seems_taken(self, attempt: Try) -> bool:
         """Return whether the last look at the cloud still had a server on it: a GPU that is given out then would be
         told to be in use, and its server to be there without a loan."""
         sight = self._doors.sight()
         holders = sight.snapshot.holders if sight is not None else {}
-        return any(provider_name(one.host, address) in holders for address in one.gpus)
+        return any(provider_name(attempt.host, address) in holders for address in attempt.gpus)
 
-    def _finish(self, one: Try) -> None:
+    def _finish(self, attempt: Try) -> None:
         """The GPUs become what the verdict says, before anybody else can have them; then the loan ends."""
-        for gpu in self._known(one):
-            self._conclude(gpu, one)
-        if one.loan:
-            self._ledger.loans.end(one.loan, f"its acceptance: {one.outcome}", one.by)
-        if self._write(ended(one, self._now())):
-            self._service.wake(f"{one.gpu} was to be accepted: {one.outcome}")
+        for gpu in self._known(attempt):
+            self._conclude(gpu, attempt)
+        if attempt.loan:
+            self._ledger.loans.end(attempt.loan, f"its acceptance: {attempt.outcome}", attempt.by)
+        if self._write(ended(attempt, self._now())):
+            self._service.wake(f"{attempt.gpu} was to be accepted: {attempt.outcome}")
 
-    def _conclude(self, gpu: GpuHealth, one: Try) -> None:
+    def _conclude(self, gpu: GpuHealth, attempt: Try) -> None:
         waits = gpu.state is HealthState.TO_ACCEPT
-        passed = one.outcome is TryState.PASSED and gpu.state is HealthState.FINE
-        failed = one.outcome is TryState.FAILED and gpu.state is HealthState.QUARANTINED and gpu.signal == FAILED
+        passed = attempt.outcome is TryState.PASSED and gpu.state is HealthState.FINE
+        failed = attempt.outcome is TryState.FAILED and gpu.state is HealthState.QUARANTINED and gpu.signal == FAILED
         if passed or failed:
             return  # by a process that was killed before it could write that the try is over
-        if one.outcome is TryState.PASSED and waits:
-            software = replace(self._service.software(gpu.host), driver=one.driver)
-            facts = self._facts(gpu, one)
-            judge = renewed if one.fresh else confirmed
-            baseline = judge(None if one.fresh else gpu.baseline, facts, gpu.card, one.by, self._now())
+        if attempt.outcome is TryState.PASSED and waits:
+            software = replace(self._service.software(gpu.host), driver=attempt.driver)
+            facts = self._facts(gpu, attempt)
+            judge = renewed if attempt.fresh else confirmed
+            baseline = judge(None if attempt.fresh else gpu.baseline, facts, gpu.card, attempt.by, self._now())
             accepted = replace(gpu, accepted=self._now(), software=software, baseline=baseline)
             text = "a server on it found nothing wrong"
             if baseline is not None and baseline != gpu.baseline:
                 text += f"; its baseline is {facts_words(baseline.facts)}"
-            self._become(accepted, HealthState.FINE, text, one.cause)
-        elif one.outcome is TryState.FAILED and waits:
-            self._become(gpu, HealthState.QUARANTINED, "its acceptance failed", one.cause, signal=FAILED)
-        elif one.fine and waits:
+            self._become(accepted, HealthState.FINE, text, attempt.cause)
+        elif attempt.outcome is TryState.FAILED and waits:
+            self._become(gpu, HealthState.QUARANTINED, "its acceptance failed", attempt.cause, signal=FAILED)
+        elif attempt.fine and waits:
             self._become(
-                gpu, HealthState.FINE, f"nothing came of its acceptance, and it is as before: {one.cause}", by=one.by
+                gpu,
+                HealthState.FINE,
+                f"nothing came of its acceptance, and it is as before: {attempt.cause}",
+                by=attempt.by,
             )
         else:
-            self._note_gpu(gpu, f"it could not be accepted: {one.cause}", one.by)
+            self._note_gpu(gpu, f"it could not be accepted: {attempt.cause}", attempt.by)
 
-    def _facts(self, gpu: GpuHealth, one: Try) -> Facts:
+    def _facts(self, gpu: GpuHealth, attempt: Try) -> Facts:
         """What it showed, to become its baseline. Of several GPUs a server cannot say which is which: what their host
         says goes first."""
-        shown = gpu.shown if one.fresh else first_facts(gpu.shown, self._service.link(gpu), gpu.baseline)
-        return {**shown, **one.facts} if len(one.gpus) == 1 else {**one.facts, **shown}
+        shown = gpu.shown if attempt.fresh else first_facts(gpu.shown, self._service.link(gpu), gpu.baseline)
+        return {**shown, **attempt.facts} if len(attempt.gpus) == 1 else {**attempt.facts, **shown}
 
     # How
 
-    def _flavor(self, one: Try) -> FlavorObject | None:
+    def _flavor(self, attempt: Try) -> FlavorObject | None:
         """The smallest that takes the whole slot; one that everybody sees before others."""
-        whole = len(one.gpus) > 1
-        letter = self._gpus[one.host, one.gpus[0]].set_letter
+        whole = len(attempt.gpus) > 1
+        letter = self._gpus[attempt.host, attempt.gpus[0]].set_letter
         able = [
             flavor
             for flavor in self._flavors
-            if flavor.pool == one.pool
+            if flavor.pool == attempt.pool
             and not flavor.variant_of
-            and flavor.gpus == len(one.gpus)
+            and flavor.gpus == len(attempt.gpus)
             and (flavor.set_letter == letter if whole else True)
         ]
         return min(able, key=lambda flavor: (not flavor.public, flavor.ram, flavor.vcpus, flavor.name), default=None)
 
-    def _write(self, one: Try) -> bool:
-        return self._tries.put(one)
+    def _write(self, attempt: Try) -> bool:
+        return self._tries.put(attempt)
 
-    def _again(self, one: Try) -> Try:
+    def _again(self, attempt: Try) -> Try:
         """As it was just written."""
-        return next(found for found in self._tries.batch(one.batch) if found.id == one.id)
+        return next(stored for stored in self._tries.batch(attempt.batch) if stored.id == attempt.id)
 
     def _become(
         self, gpu: GpuHealth, to: HealthState, cause: str, evidence: str = "", by: str = "", signal: str = ""
@@ -440,9 +447,9 @@ class AcceptanceController:
                 return
             gpu = replace(gpu, version=now.version)
 
-    def _note(self, one: Try, text: str) -> None:
-        for gpu in self._known(one):
-            self._note_gpu(gpu, text, one.by)
+    def _note(self, attempt: Try, text: str) -> None:
+        for gpu in self._known(attempt):
+            self._note_gpu(gpu, text, attempt.by)
 
     def _note_gpu(self, gpu: GpuHealth, text: str, by: str) -> None:
         event = HealthEvent(
@@ -451,9 +458,9 @@ class AcceptanceController:
         self._service.store.note(event)
 
 
-def _is_posted(one: Try) -> bool:
+def _is_posted(attempt: Try) -> bool:
     """Return whether Nova was asked for its server, or is about to be."""
-    return one.deadline is not None
+    return attempt.deadline is not None
 
 
 def acceptance_loop(controller: AcceptanceController, period: float) -> Loop:

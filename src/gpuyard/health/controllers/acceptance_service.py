@@ -61,15 +61,15 @@ class AcceptanceService:
         is left to try."""
         lanes = [lane for lane in self._ledger.lanes() if lane.trouble != GONE]
         chosen = self._chosen(lanes, targets)
-        known = {(gpu.host, gpu.address): gpu for gpu in self._store.gpus()}
+        gpus_by_place = {(gpu.host, gpu.address): gpu for gpu in self._store.gpus()}
         if not targets:
-            waits = {key for key, gpu in known.items() if gpu.state is HealthState.TO_ACCEPT}
+            waits = {key for key, gpu in gpus_by_place.items() if gpu.state is HealthState.TO_ACCEPT}
             chosen = [lane for lane in lanes if any((lane.host, address) in waits for address in lane.addresses)]
-        under_way = {name for one in self.tries.open() if one.state in OPEN for name in one.names}
+        under_way = {name for attempt in self.tries.open() if attempt.state in OPEN for name in attempt.names}
         left_out: dict[str, str] = {}
         able: list[Lane] = []
         for lane in chosen:
-            if why := _why_not(lane, known, under_way):
+            if why := _why_not(lane, gpus_by_place, under_way):
                 left_out[lane.name] = why
             else:
                 able.append(lane)
@@ -127,9 +127,9 @@ class AcceptanceService:
         return self.tries.batch(id)
 
 
-def _why_not(lane: Lane, known: Mapping[tuple[str, str], GpuHealth], under_way: set[str]) -> str:
+def _why_not(lane: Lane, gpus_by_place: Mapping[tuple[str, str], GpuHealth], under_way: set[str]) -> str:
     for address in lane.addresses:
-        gpu = known.get((lane.host, address))
+        gpu = gpus_by_place.get((lane.host, address))
         which = "" if lane.size == 1 else f"{address} of its group "
         if f"{lane.host}/{address}" in under_way:
             return "is being accepted already"

@@ -140,7 +140,9 @@ class AgentController:
         """Observe each agent once that was heard and says nothing any more while its server runs. It may have been
         stopped, or hang with the GPU: from now on nothing is known from that guest."""
         now, on = self._now(), self.service.servers() & set(has)
-        active = {id for id in on if (one := snapshot.servers.get(id)) and one.status == "ACTIVE" and not one.task}
+        active = {
+            id for id in on if (server := snapshot.servers.get(id)) and server.status == "ACTIVE" and not server.task
+        }
         self._active = {id: min(self._active.get(id, now), now) for id in active}
         quiet = [id for id, since in self._active.items() if now - since >= self.service.silence]
         heard = self.service.last_heard(quiet)
@@ -152,18 +154,24 @@ class AgentController:
     def _end_what_is_gone(self, snapshot: Snapshot, has: Collection[str]) -> None:
         now = self._now()
         for server in self.service.servers():
-            one = snapshot.servers.get(server)
-            if one is not None and (not self._is_wanted(one) or one.agent == OFF):
-                LOG.info("server %s: its agent is heard no more: %s", server, "off" if one.agent == OFF else "project")
+            cloud_server = snapshot.servers.get(server)
+            if cloud_server is not None and (not self._is_wanted(cloud_server) or cloud_server.agent == OFF):
+                LOG.info(
+                    "server %s: its agent is heard no more: %s",
+                    server,
+                    "off" if cloud_server.agent == OFF else "project",
+                )
                 self._end(server)
-            elif (one is not None and server in has) or snapshot.silent_hosts:  # it may be in a cell that is silent
+            elif (
+                cloud_server is not None and server in has
+            ) or snapshot.silent_hosts:  # it may be in a cell that is silent
                 self._missing.pop(server, None)
             elif now - self._missing.setdefault(server, now) >= GONE:
                 LOG.info("server %s is gone, and so is the token of its agent", server)
                 self._end(server)
-        for known in (self._missing, self._later):
-            for server in known.keys() - snapshot.servers.keys() - self.service.servers():
-                del known[server]
+        for times_by_server in (self._missing, self._later):
+            for server in times_by_server.keys() - snapshot.servers.keys() - self.service.servers():
+                del times_by_server[server]
 
     def _end(self, server: str) -> None:
         self.service.end(server)
@@ -190,16 +198,16 @@ class AgentController:
         now, on = self._now(), self.service.servers()
         codes = {token.subject: token for token in self.service.store.tokens(ENROL)}
         for server in sorted(has):
-            one = snapshot.servers.get(server)
-            if one is None or now < self._later.get(server, now):
+            cloud_server = snapshot.servers.get(server)
+            if cloud_server is None or now < self._later.get(server, now):
                 continue
-            if not self._is_wanted(one):
-                if one.agent.startswith((ON, self._portal + " ")):
+            if not self._is_wanted(cloud_server):
+                if cloud_server.agent.startswith((ON, self._portal + " ")):
                     yield server, ""
             elif (
-                one.status == "ACTIVE"
-                and one.agent != OFF
-                and (word := self._word(one, server in on, codes.get(server)))
+                cloud_server.status == "ACTIVE"
+                and cloud_server.agent != OFF
+                and (word := self._word(cloud_server, server in on, codes.get(server)))
             ):
                 yield server, word
 
@@ -243,7 +251,7 @@ def open_agents(
     ledger: Ledger,
     gpus: Sequence[Gpu],
     api: CloudApi,
-    seen: Callable[[], Snapshot | None],
+    latest_snapshot: Callable[[], Snapshot | None],
     portal: str,
     now: Callable[[], datetime],
 ) -> AgentController:
@@ -254,7 +262,7 @@ def open_agents(
             "health.agent asks servers to say how their GPUs are, and the portal's address for them is not known: "
             "pass it with --url"
         )
-    agents = AgentService(service, GuestStore(ledger.database), gpus, seen, service.rules, now)
+    agents = AgentService(service, GuestStore(ledger.database), gpus, latest_snapshot, service.rules, now)
     return AgentController(agents, AgentWords(api), portal, now, lambda: ledger.upkeep.turns.has_turn(BOOKINGS))
 
 

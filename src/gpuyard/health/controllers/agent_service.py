@@ -95,7 +95,7 @@ class UseByMinute:
     def until(self, now: datetime) -> list[int | None]:
         """Return the percents of an hour, the oldest first, the last is this minute. None: nothing was heard."""
         minute = int(now.timestamp()) // 60
-        return [self._at(one) for one in range(minute - MINUTES + 1, minute + 1)]
+        return [self._at(past_minute) for past_minute in range(minute - MINUTES + 1, minute + 1)]
 
     def _at(self, minute: int) -> int | None:
         use = self._minutes[minute % MINUTES] if self._last - MINUTES < minute <= self._last else UNKNOWN
@@ -150,14 +150,14 @@ class AgentService:
         service: HealthService,
         guests: GuestStore,
         gpus: Iterable[Gpu],
-        seen: Callable[[], Snapshot | None],
+        latest_snapshot: Callable[[], Snapshot | None],
         rules: SiteHealth,
         now: Callable[[], datetime],
     ) -> None:
-        """`seen`: the cloud, as of the last look; `rules`: with `agent`. Raises StoreError."""
+        """`latest_snapshot`: the cloud, as of the last look; `rules`: with `agent`. Raises StoreError."""
         assert rules.agent is not None
         self.rules: AgentRules = rules.agent
-        self._site, self._service, self.seen, self.now = rules, service, seen, now
+        self._site, self._service, self.seen, self.now = rules, service, latest_snapshot, now
         # Also where nothing follows from it, it is shown since when a GPU has done nothing.
         self.suspect: timedelta = rules.suspect
         self._below = (rules.idle or IdleRules.model_validate({})).below
@@ -171,7 +171,7 @@ class AgentService:
         self.read_tokens()
         self._known = {server: AgentGuest(state, heard) for server, (state, heard) in guests.guests().items()}
         self._cards = guests.cards()
-        self._places = {card: one.place for card, one in self._cards.items() if one.place is not None}
+        self._places = {card: sighting.place for card, sighting in self._cards.items() if sighting.place is not None}
         self._changed_cards: dict[str, CardSeen] = {}
         self._changed_guests: set[str] = set()
         self._hours: dict[tuple[str, str, datetime], Hour] = {}
@@ -184,24 +184,24 @@ class AgentService:
         snapshot = self.seen()
         if snapshot is None:
             raise AgentRefusedError(503, "no_data_yet", "The cloud has not been seen yet; try again in a minute.")
-        known = self._had
-        if known is None or known[0] is not snapshot:
-            found: dict[str, set[Place]] = {}
+        cached = self._had
+        if cached is None or cached[0] is not snapshot:
+            places_by_server: dict[str, set[Place]] = {}
             for provider, server in snapshot.holders.items():
                 if provider in self._providers:
-                    found.setdefault(server, set()).add(self._providers[provider])
-            self._had = known = snapshot, {server: frozenset(places) for server, places in found.items()}
-        return known[1]
+                    places_by_server.setdefault(server, set()).add(self._providers[provider])
+            self._had = cached = snapshot, {server: frozenset(places) for server, places in places_by_server.items()}
+        return cached[1]
 
     def enrol(self, server: str, code: str) -> str:
         """Exchange a code, which is good once, for the token of a server. Raises AgentRefusedError and StoreError."""
         digest, now = digest_of(code), self.now()
-        known = self.store.token(digest) if len(code) <= LONGEST else None
-        if known is None or known.purpose != ENROL or known.subject != server:
+        stored_token = self.store.token(digest) if len(code) <= LONGEST else None
+        if stored_token is None or stored_token.purpose != ENROL or stored_token.subject != server:
             raise AgentRefusedError(401, "no_code", "This is no code for this server; read its metadata again.")
         if server not in self.has():
             raise AgentRefusedError(409, "no_gpus", "This server has none of this site's GPUs now.")
-        if known.spent is not None:
+        if stored_token.spent is not None:
             raise AgentRefusedError(409, "spent", "This code was used before; another one comes into the metadata.")
         if not self.store.spend(digest, now):
             raise AgentRefusedError(401, "expired", "This code is too old, or was just used; read the metadata again.")
@@ -219,24 +219,24 @@ class AgentService:
     def look_up(self, token: str) -> str:
         """Return the server of a token by the database: another process may have given it. Raises AgentRefusedError and
         StoreError."""
-        known = self.store.token(digest_of(token)) if len(token) <= LONGEST else None
-        if known is None or known.purpose != AGENT:
+        stored_token = self.store.token(digest_of(token)) if len(token) <= LONGEST else None
+        if stored_token is None or stored_token.purpose != AGENT:
             raise no_token()
         with self._lock:
-            self._tokens[known.digest] = known.subject
-        return known.subject
+            self._tokens[stored_token.digest] = stored_token.subject
+        return stored_token.subject
 
     def end(self, server: str) -> None:
         """End the tokens of a server. Raises StoreError."""
         self.store.end_tokens(AGENT, server)
         with self._lock:
-            self._tokens = {digest: one for digest, one in self._tokens.items() if one != server}
+            self._tokens = {digest: subject for digest, subject in self._tokens.items() if subject != server}
 
     def read_tokens(self) -> None:
         """Read the tokens anew, since other processes give and end some. Raises StoreError."""
-        known = {token.digest: token.subject for token in self.store.tokens(AGENT)}
+        servers_by_digest = {token.digest: token.subject for token in self.store.tokens(AGENT)}
         with self._lock:
-            self._tokens = known
+            self._tokens = servers_by_digest
 
     def servers(self) -> frozenset[str]:
         """The servers that have a token."""
@@ -255,13 +255,13 @@ class AgentService:
             wrong = self._sight(server, guest, has, report.cards, now)
             self._known[server] = guest
             followed = follow(guest.state, report, server, has, self._places, now, self._is_accepted)
-            found = [*followed.observations, *_of_contradictions(wrong, server, has, now)]
-            observations = [one for one in found if self.judgement(one) is not None]
+            candidates = [*followed.observations, *_of_contradictions(wrong, server, has, now)]
+            observations = [observation for observation in candidates if self.judgement(observation) is not None]
             return Heard(server, len(has), report, now, guest.state, followed, observations)
 
-    def judgement(self, one: Observation) -> Judgement | None:
+    def judgement(self, observation: Observation) -> Judgement | None:
         """Return what follows from an observation; None: nothing, its signal is off there."""
-        return self._in_force((one.host, one.address), one.code)
+        return self._in_force((observation.host, observation.address), observation.code)
 
     def _is_note(self, place: Place, code: str) -> bool:
         return self._in_force(place, code) in (None, Judgement.NOTE)
@@ -296,24 +296,24 @@ class AgentService:
         self, server: str, guest: AgentGuest, has: frozenset[Place], cards: Sequence[str], now: datetime
     ) -> list[Contradiction]:
         """Where its cards are: once in a while, and when something has changed."""
-        seen = (has, cards)
-        news = guest.sighted is None or guest.sighted[0] != seen
+        current = (has, cards)
+        news = guest.sighted is None or guest.sighted[0] != current
         if guest.sighted is not None and not news and now - guest.sighted[1] < STILL / 3:
             return []
-        guest.sighted = seen, now
+        guest.sighted = current, now
         if all(self._places.get(card) in has for card in cards):  # as it was, mostly
             changed = {card: replace(self._cards[card], seen=now, server=server) for card in cards}
             wrong: list[Contradiction] = []
         else:
             changed, wrong = sight(self._cards, server, has, cards, now)
-        for card, one in changed.items():
-            if one.places:
-                self._cards[card] = one
+        for card, sighting in changed.items():
+            if sighting.places:
+                self._cards[card] = sighting
             else:
                 self._cards.pop(card, None)
             self._places.pop(card, None)
-            if one.place is not None:
-                self._places[card] = one.place
+            if sighting.place is not None:
+                self._places[card] = sighting.place
         self._changed_cards |= changed
         return wrong if news else []
 
@@ -332,11 +332,11 @@ class AgentService:
         for card, row in zip(cards, sample.rows, strict=True):
             if not card:
                 continue
-            one = guest.cards[card]
-            one.row, use = row, row.use if row else None
+            card_use = guest.cards[card]
+            card_use.row, use = row, row.use if row else None
             if recent:
-                one.minutes.add(time, use)
-                one.idle = after(one.idle, time, use, self._below)
+                card_use.minutes.add(time, use)
+                card_use.idle = after(card_use.idle, time, use, self._below)
             if row is not None and use is not None and card in guest.counted:
                 start = _hour(time)
                 new = Hour(server, card, start, 1, use, row.memory or 0, row.power or 0, row.temperature or 0)
@@ -375,16 +375,16 @@ class AgentService:
     def _end_alarms(self, ended: Mapping[str, tuple[AgentState, AgentState, datetime]]) -> None:
         """Forget those that have gone with their GPUs: whoever clears such a GPU clears it for good. `ended`: server ->
         where its agent stood, where it stands without them, and when it was heard."""
-        kept = {}
+        states_by_server = {}
         with self._lock:
             for server, (before, after, heard) in ended.items():
                 guest = self._known.get(server)
                 if guest is None or guest.state == before:  # else there was another report meanwhile
-                    kept[server] = after, heard
+                    states_by_server[server] = after, heard
                     if guest is not None:
                         guest.state = after
-        if kept:
-            self.guests.keep(kept)
+        if states_by_server:
+            self.guests.keep(states_by_server)
 
     @property
     def silence(self) -> timedelta:
@@ -397,13 +397,13 @@ class AgentService:
         if not servers:
             return {}
         stored = self.guests.guests()
-        found = {server: stored[server][1] for server in servers if server in stored}
+        heard_by_server = {server: stored[server][1] for server in servers if server in stored}
         with self._lock:
             for server in servers:
                 guest = self._known.get(server)
                 if guest is not None and guest.heard is not None:
-                    found[server] = max(guest.heard, found.get(server, guest.heard))
-        return found
+                    heard_by_server[server] = max(guest.heard, heard_by_server.get(server, guest.heard))
+        return heard_by_server
 
     def observe_silence(self, server: str, heard: datetime) -> None:
         """Observe that an agent is silent. Raises StoreError, and AgentRefusedError before the cloud was seen."""
@@ -427,17 +427,17 @@ class AgentService:
     def readings(self) -> dict[Place, SampleRow]:
         """Return the last sample of each GPU whose card is known, of servers that have it now and were heard lately."""
         snapshot_has = self.has() if self.seen() is not None else {}
-        now, found = self.now(), {}
+        now, rows_by_place = self.now(), {}
         with self._lock:
             for server, guest in self._known.items():
                 mine = snapshot_has.get(server, frozenset())
                 if not mine or not self._is_lately(guest.heard, now):
                     continue
-                for card, one in guest.cards.items():
+                for card, card_use in guest.cards.items():
                     place = self._places.get(card)
-                    if one.row is not None and place in mine:
-                        found[place] = one.row
-        return found
+                    if card_use.row is not None and place in mine:
+                        rows_by_place[place] = card_use.row
+        return rows_by_place
 
     def heard(self) -> tuple[int, int]:
         """Return how many servers with a token were heard lately, and how many were not."""
@@ -459,32 +459,34 @@ class AgentService:
         whole_server = self.has().get(server, frozenset()) <= {*gpus}  # then they need not be told apart
         hours = self._hours_of(server, since) if since else {}
         length = int((now - since).total_seconds()) // 60 + 1 if since else MINUTES
-        found: list[UseSeen] = []
+        gpu_uses: list[UseSeen] = []
         with self._lock:
             guest = self._known.get(server)
             row_counts = guest is not None and self._is_lately(guest.heard, now)
-            for card, one in guest.cards.items() if guest else ():
+            for card, card_use in guest.cards.items() if guest else ():
                 place, hour = self._places.get(card), hours.get(card)
                 if place not in gpus and not (place is None and whole_server):
                     continue
-                use, minutes = lately(one.minutes.until(now)[-length:]) if length > 0 else (None, 0)
-                row = one.row if row_counts else None
-                found.append(
+                use, minutes = lately(card_use.minutes.until(now)[-length:]) if length > 0 else (None, 0)
+                row = card_use.row if row_counts else None
+                gpu_uses.append(
                     UseSeen(
                         "/".join(place) if place else "", server, guest.heard if guest else None, use, minutes,
                         round(hour.use / hour.samples) if hour else None,
-                        hour.samples * self.rules.period if hour else 0, one.idle.resting(now),
+                        hour.samples * self.rules.period if hour else 0, card_use.idle.resting(now),
                         row.memory if row else None, row.temperature if row else None,
                     )
                 )  # fmt: skip
-        named = {one.gpu for one in found}
+        named = {gpu_use.gpu for gpu_use in gpu_uses}
         untold = [] if "" in named else [name for place in sorted(gpus) if (name := "/".join(place)) not in named]
-        missing = len(gpus) - len(found)
-        return [*found, *(UseSeen(name, server) for name in (untold or [""] * missing)[: max(0, missing)])][: len(gpus)]
+        missing = len(gpus) - len(gpu_uses)
+        return [*gpu_uses, *(UseSeen(name, server) for name in (untold or [""] * missing)[: max(0, missing)])][
+            : len(gpus)
+        ]
 
     def _hours_of(self, server: str, since: datetime) -> dict[str, Hour]:
         """All hours of each card as one. Raises StoreError."""
-        found: dict[str, Hour] = {}
+        hours_by_card: dict[str, Hour] = {}
         first, last = _hour(since), _hour(self.now())
         stored = self.guests.hours([server], first)
         with self._lock:
@@ -496,8 +498,8 @@ class AgentService:
                 if start >= first and (hour := self._hours.get((server, card, start)))
             ]
         for hour in (*stored, *fresh):
-            found[hour.card] = found[hour.card].plus(hour) if hour.card in found else hour
-        return found
+            hours_by_card[hour.card] = hours_by_card[hour.card].plus(hour) if hour.card in hours_by_card else hour
+        return hours_by_card
 
     def idle_servers(self) -> frozenset[str]:
         """Return the servers that do nothing with their GPUs for longer than the site's rules say; none without such
@@ -521,7 +523,7 @@ class AgentService:
             cards, hours = self._changed_cards, self._hours
             self._changed_guests, self._changed_cards, self._hours = set(), {}, {}
         try:
-            states = {server: (one.state, one.heard or self.now()) for server, one in guests.items()}
+            states = {server: (guest.state, guest.heard or self.now()) for server, guest in guests.items()}
             self.guests.keep(states, cards.values(), list(hours.values()))
         except BaseException:
             with self._lock:
@@ -549,7 +551,7 @@ def _of_contradictions(
 ) -> list[Observation]:
     """Of the GPUs of the server that says so: of others it is not believed."""
     return [
-        Observation(host, address, "contradiction", now, one.why, server)
-        for one in wrong
-        for host, address in sorted(one.places & set(has))
+        Observation(host, address, "contradiction", now, contradiction.why, server)
+        for contradiction in wrong
+        for host, address in sorted(contradiction.places & set(has))
     ]

@@ -69,14 +69,14 @@ class FaultTeller:
         if any(loan.id in bookings for loan in self._loans.current()):
             return  # it has been lent to them as it is
         email = self._addresses.of(server.user_id, gpu.pool)
-        seen = what_was_seen(gpu, turn, server.id, self._verdicts)
+        trouble = what_was_seen(gpu, turn, server.id, self._verdicts)
         details = {
-            "server": server.name, "server_id": server.id, "pool": gpu.pool, "gpu": gpu.name, "trouble": seen,
+            "server": server.name, "server_id": server.id, "pool": gpu.pool, "gpu": gpu.name, "trouble": trouble,
             "state": gpu.state.value, "next": what_comes(gpu),
             "report": f"gpuyard gpu report {gpu.name} 'what is wrong'",
         }  # fmt: skip
         event = Event("server.fault", now, bookings[0] if bookings else "", server.user_id, email, details)
-        entries = [_entry("server.fault", server, f"GPU {gpu.name} is {gpu.state.value}: {seen}", now)]
+        entries = [_entry("server.fault", server, f"GPU {gpu.name} is {gpu.state.value}: {trouble}", now)]
         if not email:
             why = f"its owner could not be told: Keystone has no address of user {server.user_id}"
             entries.append(_entry("message.no_address", server, why, now))

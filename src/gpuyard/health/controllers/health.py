@@ -134,7 +134,7 @@ class HealthController:
         self._noted = {key: at for key, at in self._noted.items() if timedelta(0) <= now - at < QUIET}
         suspected = self._store.became(HealthState.SUSPECT, now - LATELY)
         records = self._store.gpus()
-        known = {gpu.name for gpu in records}
+        known_names = {gpu.name for gpu in records}
         around = Circumstances(
             now,
             sights(self.places, sight) if sight is not None else {},
@@ -146,7 +146,7 @@ class HealthController:
             self._lent(records),
             {
                 place.name: last.after
-                for place in self.places if place.name not in known
+                for place in self.places if place.name not in known_names
                 for last in self._store.events(place.host, place.address, limit=1)
             },
         )  # fmt: skip
@@ -184,19 +184,19 @@ class HealthController:
     def _generations(self, records: list[GpuHealth], sight: CloudObservation) -> None:
         """Of GPUs that Nova keeps reserved after a use: they are released in this very generation, or not at all. One
         call for each, once."""
-        known, once = sight.snapshot.providers, {place.name for place in self.places if place.once}
+        providers, once = sight.snapshot.providers, {place.name for place in self.places if place.once}
         news = {
             name: record
             for record in records
             if record.state is HealthState.RETURNED and record.generation is None and record.name in once
-            and (name := provider_name(record.host, record.address)) in known and name in self._classes
+            and (name := provider_name(record.host, record.address)) in providers and name in self._classes
         }  # fmt: skip
         if not news:
             return
-        seen = self._enforcer.look({name: (known[name].id, self._classes[name]) for name in news})
-        for name, one in news.items():
-            if name in seen and seen[name].reserved:
-                self._store.put(replace(one, generation=seen[name].generation))
+        seen_providers = self._enforcer.look({name: (providers[name].id, self._classes[name]) for name in news})
+        for name, record in news.items():
+            if name in seen_providers and seen_providers[name].reserved:
+                self._store.put(replace(record, generation=seen_providers[name].generation))
 
     def _prune(self) -> None:
         now = self._now()
@@ -301,9 +301,9 @@ def open_health(
     once = {name for name, pool in compiled.site.pools.items() if pool.one_time_use}
 
     def look(gpus: Sequence[Gpu]) -> Mapping[str, SeenProvider]:
-        known = bookings.sight.snapshot.providers if bookings.sight else {}
-        wanted = {gpu.provider_name: gpu for gpu in gpus if gpu.provider_name in known}
-        return enforcer.look({name: (known[name].id, gpu.resource_class) for name, gpu in wanted.items()})
+        providers = bookings.sight.snapshot.providers if bookings.sight else {}
+        gpus_by_provider = {gpu.provider_name: gpu for gpu in gpus if gpu.provider_name in providers}
+        return enforcer.look({name: (providers[name].id, gpu.resource_class) for name, gpu in gpus_by_provider.items()})
 
     def is_given_on(gpu: Gpu) -> bool:
         provider = bookings.sight.snapshot.providers.get(gpu.provider_name) if bookings.sight else None
@@ -336,14 +336,16 @@ def sights(places: tuple[SitePlace, ...], sight: CloudObservation) -> dict[str, 
     """Return the use of GPUs by name. Left out are those that Placement does not have; those that an evacuated server
     left behind, whose guest may still be there: their use is over when nova-compute there says so; and those whose host
     is in a cell of Nova that does not answer."""
-    snapshot, silent, found = sight.snapshot, sight.snapshot.silent_hosts, {}
+    snapshot, silent, observations_by_gpu = sight.snapshot, sight.snapshot.silent_hosts, {}
     for place in places:
         name = provider_name(place.host, place.address)
         if name in snapshot.providers and name not in snapshot.left_behind and place.host not in silent:
             reserved = name in snapshot.reserved and name not in sight.ours
             holder = snapshot.holders.get(name, "")
-            found[place.name] = GpuObservation(holder, reserved, bool(holder) and holder not in snapshot.servers)
-    return found
+            observations_by_gpu[place.name] = GpuObservation(
+                holder, reserved, bool(holder) and holder not in snapshot.servers
+            )
+    return observations_by_gpu
 
 
 def health_loop(controller: HealthController, period: float) -> Loop:

@@ -102,11 +102,11 @@ class HealthService:
     def hear(self, word: HostContact, in_use: Mapping[str, bool | None]) -> None:
         """Write the contact of a host. `in_use`: address of a GPU -> whether a process has it open there."""
         self.store.hear(word)
-        for address, said in in_use.items():
+        for address, is_used in in_use.items():
             name = f"{word.host}/{address}"
             last = self._uses.get(name)
-            if said is not None:
-                self._uses[name] = last.then(word.heard, said) if last else HostUse(word.heard, said)
+            if is_used is not None:
+                self._uses[name] = last.then(word.heard, is_used) if last else HostUse(word.heard, is_used)
 
     def uses(self) -> Mapping[str, HostUse]:
         """Return by GPU whether hosts reported it open, as this process has heard since it began."""
@@ -116,76 +116,84 @@ class HealthService:
         """Write the serial number of a GPU's card, as its host sees it. Another one than before is also observed as
         `changed`: it was never accepted."""
         for _ in range(TRIES):
-            one = self.gpu(gpu)
-            if not card or card == one.card:
+            record = self.gpu(gpu)
+            if not card or card == record.card:
                 return
-            was = "" if one.card.startswith(UUIDS) else one.card  # what a guest sees is a name of the same card
-            text = f"its card is {card}" + (f", and was {was}" if was else "")
-            event = HealthEvent(one.host, one.address, card, self.now(), one.state, one.state, text, source=Source.HOST)
-            new = with_card(one, card)
-            if was:
+            former_card = (
+                "" if record.card.startswith(UUIDS) else record.card
+            )  # what a guest sees is a name of the same card
+            text = f"its card is {card}" + (f", and was {former_card}" if former_card else "")
+            event = HealthEvent(
+                record.host, record.address, card, self.now(), record.state, record.state, text, source=Source.HOST
+            )
+            new = with_card(record, card)
+            if former_card:
                 new = replace(new, accepted=None, software=Software())
             if self.store.put(new, event):
-                if was:
-                    self.observe([Observation(one.host, one.address, "changed", self.now(), text)])
+                if former_card:
+                    self.observe([Observation(record.host, record.address, "changed", self.now(), text)])
                 return
         raise _crowd(gpu)
 
     def show(self, gpu: str, facts: Facts) -> None:
         """Write the facts that its host has seen of a GPU."""
         for _ in range(TRIES):
-            one = self.gpu(gpu)
-            if facts == one.shown or self.store.put(replace(one, shown=dict(facts))):
+            record = self.gpu(gpu)
+            if facts == record.shown or self.store.put(replace(record, shown=dict(facts))):
                 return
         raise _crowd(gpu)
 
     def report(self, gpu: str, words: str, person: Person) -> None:
         """Record a person's report that a GPU is not as it should be, as an observation."""
-        known = self.gpu(gpu)
+        record = self.gpu(gpu)
         self._audit(person, "gpu.report", gpu, words)
         self.observe(
-            [Observation(known.host, known.address, "reported", self.now(), words.strip()[:WORDS], person.user)]
+            [Observation(record.host, record.address, "reported", self.now(), words.strip()[:WORDS], person.user)]
         )
 
     # What people do
 
     def quarantine(self, gpu: str, why: str, person: Person) -> GpuHealth:
         """Take a GPU out of use, whatever share of its pool is so already."""
-        return self._become(gpu, lambda one: HealthState.QUARANTINED, why, person, "gpu.quarantine")
+        return self._become(gpu, lambda health: HealthState.QUARANTINED, why, person, "gpu.quarantine")
 
     def release(self, gpu: str, why: str, person: Person) -> GpuHealth:
         """Give a GPU back into use; the person answers for it. After quarantine it is to be accepted first where the
         site wants that after repairs; one that is to be accepted is so by this. One for which a person is asked is left
         in use. What it shows is its baseline from then on."""
 
-        def target(one: GpuHealth) -> HealthState:
-            return self._after_repair(one) if one.state is HealthState.QUARANTINED else HealthState.FINE
+        def target(health: GpuHealth) -> HealthState:
+            return self._after_repair(health) if health.state is HealthState.QUARANTINED else HealthState.FINE
 
-        if (one := self.gpu(gpu)).asked and one.state not in KEPT_BACK:
-            mine = [seen for seen in self.store.open_observations() if seen.gpu == one.name]
-            bad = [seen.code for seen in mine if self._in_force(seen, one) not in (None, Judgement.NOTE)]
-            signal = bad[0] if bad else one.signal
-            settles = [seen.id for seen in mine if seen.code == signal]
+        if (record := self.gpu(gpu)).asked and record.state not in KEPT_BACK:
+            mine = [observation for observation in self.store.open_observations() if observation.gpu == record.name]
+            bad = [
+                observation.code
+                for observation in mine
+                if self._in_force(observation, record) not in (None, Judgement.NOTE)
+            ]
+            signal = bad[0] if bad else record.signal
+            settles = [observation.id for observation in mine if observation.code == signal]
             return self._keep(
                 gpu, why, person, "gpu.release", settles, asked=False, signal=signal, by=person.user,
-                baseline=self._answered_for(one, person),
+                baseline=self._answered_for(record, person),
             )  # fmt: skip
-        if one.state is HealthState.IN_REPAIR:
+        if record.state is HealthState.IN_REPAIR:
             raise BlockedError(f"GPU {gpu} is in repair: say that this is over with 'gpuyard gpu repair done {gpu}'")
-        accepted = self.software(one.host) if one.state is HealthState.TO_ACCEPT else None
+        accepted = self.software(record.host) if record.state is HealthState.TO_ACCEPT else None
         new = self._become(gpu, target, why, person, "gpu.release", accepted=accepted, answers=True)
-        self._end_loan(one, "it needs no repair", person)
+        self._end_loan(record, "it needs no repair", person)
         return new
 
-    def _answered_for(self, one: GpuHealth, person: Person) -> Baseline | None:
-        facts = {**one.shown, **OF_SIGNALS.get(one.signal, {})}
-        return renewed(one.baseline, facts, one.card, person.user, self.now())
+    def _answered_for(self, record: GpuHealth, person: Person) -> Baseline | None:
+        facts = {**record.shown, **OF_SIGNALS.get(record.signal, {})}
+        return renewed(record.baseline, facts, record.card, person.user, self.now())
 
     def software(self, host: str) -> Software:
         """Return the versions that a host runs now, as far as they were heard."""
         word = self.store.host(host)
-        said = json.loads(word.look) if word is not None and word.look else {}
-        return Software(*(str(said.get(name, "")) for name in ("kernel", "firmware", "qemu")))
+        look = json.loads(word.look) if word is not None and word.look else {}
+        return Software(*(str(look.get(name, "")) for name in ("kernel", "firmware", "qemu")))
 
     def link(self, gpu: GpuHealth) -> LinkReport | None:
         """Return the GPU's link as its host saw it last; None: nothing was heard of it."""
@@ -194,21 +202,25 @@ class HealthService:
             look = look_of(word.look.encode()) if word is not None and word.look else None
         except LookRefusedError:  # of another version of gpuyard
             return None
-        return next((one.link for one in look.gpus if one.address == gpu.address), None) if look is not None else None
+        return (
+            next((gpu_report.link for gpu_report in look.gpus if gpu_report.address == gpu.address), None)
+            if look is not None
+            else None
+        )
 
     def clear_baseline(self, gpu: str, why: str, person: Person) -> GpuHealth:
         """Forget the GPU's baseline: it is judged as a new one, until it is accepted or released again."""
-        one = self.gpu(gpu)
-        if one.baseline is None:
+        record = self.gpu(gpu)
+        if record.baseline is None:
             raise BlockedError(f"GPU {gpu} has no baseline: it is judged by what its slot and card can")
-        text = f"its baseline was cleared, {facts_words(one.baseline.facts)}: {why}"
+        text = f"its baseline was cleared, {facts_words(record.baseline.facts)}: {why}"
         return self._keep(gpu, text, person, "gpu.clear_baseline", baseline=None)
 
     def start_repair(self, gpu: str, words: str, person: Person) -> GpuHealth:
         """Put a quarantined GPU into repair by `person`, or hand the repair over to them."""
         if self.gpu(gpu).state is HealthState.IN_REPAIR:
             return self._keep(gpu, words, person, "gpu.repair", keeper=person.user)
-        return self._become(gpu, lambda one: HealthState.IN_REPAIR, words, person, "gpu.repair", keeper=person.user)
+        return self._become(gpu, lambda health: HealthState.IN_REPAIR, words, person, "gpu.repair", keeper=person.user)
 
     def note(self, gpu: str, words: str, person: Person) -> GpuHealth:
         """Add a line to the GPU's record: what was tried, what the vendor said."""
@@ -217,26 +229,28 @@ class HealthService:
     def end_repair(self, gpu: str, words: str, person: Person, *, repaired: bool = True) -> GpuHealth:
         """End the repair: the GPU is well, or to be accepted where the site wants that; not `repaired`: it is
         quarantined again."""
-        one = self.gpu(gpu)
-        if one.state is not HealthState.IN_REPAIR:
-            raise BlockedError(f"GPU {gpu} is {one.state.value}: a repair begins with 'gpuyard gpu repair start {gpu}'")
-        to = self._after_repair(one) if repaired else HealthState.QUARANTINED
-        new = self._become(gpu, lambda one: to, words, person, "gpu.repaired" if repaired else "gpu.repair_left")
+        record = self.gpu(gpu)
+        if record.state is not HealthState.IN_REPAIR:
+            raise BlockedError(
+                f"GPU {gpu} is {record.state.value}: a repair begins with 'gpuyard gpu repair start {gpu}'"
+            )
+        to = self._after_repair(record) if repaired else HealthState.QUARANTINED
+        new = self._become(gpu, lambda health: to, words, person, "gpu.repaired" if repaired else "gpu.repair_left")
         if repaired:
-            self._end_loan(one, "its repair is done", person)
+            self._end_loan(record, "its repair is done", person)
         return new
 
     def lend(self, gpu: str, until: datetime, words: str, person: Person, to: Person) -> Booking:
         """Let a project, that of `to`, start a server on a GPU that is out of use, to see what is wrong with it. Raises
         RefusedError too, when a booking is in the way that cannot go elsewhere."""
-        one = self.gpu(gpu)
-        if one.state not in LENT_FROM:
-            raise BlockedError(f"GPU {gpu} is {one.state.value}: one that is quarantined or in repair can be lent")
-        if (loan := self._ledger.loans.of(one.name)) is not None:
+        record = self.gpu(gpu)
+        if record.state not in LENT_FROM:
+            raise BlockedError(f"GPU {gpu} is {record.state.value}: one that is quarantined or in repair can be lent")
+        if (loan := self._ledger.loans.of(record.name)) is not None:
             raise BlockedError(f"GPU {gpu} is lent to project {loan.project} until {minute_text(loan.ask.end)} already")
         words = words.strip()[:WORDS]
-        comment = f"repair of {one.name}" + (f": {words}" if words else "")
-        loan = self._ledger.loans.lend(one.name, to.project_id, to.project, until, comment, person)
+        comment = f"repair of {record.name}" + (f": {words}" if words else "")
+        loan = self._ledger.loans.lend(record.name, to.project_id, to.project, until, comment, person)
         text = f"it is lent to project {to.project} until {minute_text(loan.ask.end)}"
         self._keep(gpu, f"{text}: {words}" if words else text, person, "gpu.lend")
         return loan
@@ -249,24 +263,30 @@ class HealthService:
         self._ledger.loans.end(loan.id, words.strip()[:WORDS] or "it was given back", person.user)
         return self._keep(gpu, f"it is given back by project {loan.project}: {words}", person, "gpu.return")
 
-    def _end_loan(self, one: GpuHealth, why: str, person: Person) -> None:
+    def _end_loan(self, record: GpuHealth, why: str, person: Person) -> None:
         """One for its repair: nobody keeps a GPU that is well without a booking."""
-        loan = self._ledger.loans.of(one.name)
+        loan = self._ledger.loans.of(record.name)
         if loan is not None and not loan.server:
             self._ledger.loans.end(loan.id, why, person.user)
 
-    def _after_repair(self, one: GpuHealth) -> HealthState:
+    def _after_repair(self, record: GpuHealth) -> HealthState:
         """It may have got another card meanwhile, or its host another kernel."""
-        seen = [seen for seen in self.store.open_observations() if seen.gpu == one.name and seen.code in SIGNALS]
-        stale = {seen.code for seen in seen if self._in_force(seen, one) is Judgement.STALE}
+        observations = [
+            observation
+            for observation in self.store.open_observations()
+            if observation.gpu == record.name and observation.code in SIGNALS
+        ]
+        stale = {
+            observation.code for observation in observations if self._in_force(observation, record) is Judgement.STALE
+        }
         return (
             HealthState.TO_ACCEPT
             if any(is_required(what, self.rules) for what in ("repair", *stale))
             else HealthState.FINE
         )
 
-    def _in_force(self, seen: Observation, one: GpuHealth) -> Judgement | None:
-        return self.verdicts.of(seen.code, one.name, one.pool).in_force
+    def _in_force(self, observation: Observation, record: GpuHealth) -> Judgement | None:
+        return self.verdicts.of(observation.code, record.name, record.pool).in_force
 
     # What follows for others
 
@@ -274,14 +294,22 @@ class HealthService:
         """Return (host, address) of GPUs that nobody is to get, each with why, in words for everybody: bad ones, and
         those of hosts that are maintained."""
         bad, now = self.bad_gpus(), self.now()
-        on = [one for one in self.maintenances.open() if one.on or one.start <= now]
-        work = {(gpu.host, gpu.address): one.words for one in on for gpu in self.store.gpus(host=one.host)}
+        on = [maintenance for maintenance in self.maintenances.open() if maintenance.on or maintenance.start <= now]
+        work = {
+            (gpu.host, gpu.address): maintenance.words
+            for maintenance in on
+            for gpu in self.store.gpus(host=maintenance.host)
+        }
         both = {gpu: f"{work[gpu]}; {bad[gpu]}" for gpu in work.keys() & bad.keys()}
         return bad | work | both
 
     def worked_on(self) -> frozenset[str]:
         """Return hosts that may go down at any moment: somebody works on them."""
-        return frozenset(one.host for one in self.maintenances.open() if one.state is MaintenanceState.IN_WORK)
+        return frozenset(
+            maintenance.host
+            for maintenance in self.maintenances.open()
+            if maintenance.state is MaintenanceState.IN_WORK
+        )
 
     def bad_gpus(self) -> dict[tuple[str, str], str]:
         """Return those kept-back GPUs that are bad themselves, not just on a maintained host."""
@@ -299,7 +327,7 @@ class HealthService:
 
     def _views(self, gpus: Sequence[GpuHealth]) -> list[GpuView]:
         heard, now = self.store.heard(), self.now()
-        works = {one.host: one.words for one in self.maintenances.open() if one.on}
+        works = {maintenance.host: maintenance.words for maintenance in self.maintenances.open() if maintenance.on}
         questions = self._questions(gpus) if any(gpu.asked for gpu in gpus) else {}
         return [
             GpuView(
@@ -314,23 +342,27 @@ class HealthService:
 
     def _questions(self, gpus: Sequence[GpuHealth]) -> dict[str, Observation]:
         """By GPU, the worst of what is open and would keep it back."""
-        found: dict[str, Observation] = {}
-        known = {gpu.name: gpu for gpu in gpus}
+        worst_by_gpu: dict[str, Observation] = {}
+        gpus_by_name = {gpu.name: gpu for gpu in gpus}
         for judgement in (Judgement.STALE, Judgement.SUSPECT, Judgement.BAD):
-            seen = [
+            observations = [
                 observation
                 for observation in self.store.open_observations()
-                if observation.code in SIGNALS and observation.gpu in known
+                if observation.code in SIGNALS and observation.gpu in gpus_by_name
             ]
-            found |= {one.gpu: one for one in seen if self._in_force(one, known[one.gpu]) is judgement}
-        return found
+            worst_by_gpu |= {
+                observation.gpu: observation
+                for observation in observations
+                if self._in_force(observation, gpus_by_name[observation.gpu]) is judgement
+            }
+        return worst_by_gpu
 
     def gpu(self, name: str) -> GpuHealth:
         host, _, address = name.partition("/")
-        found = self.store.gpu(host, address.lower())
-        if found is None:
+        record = self.store.gpu(host, address.lower())
+        if record is None:
             raise NoSuchGpuError(f"there is no GPU {name!r}; name one as in host/0000:3b:00.0")
-        return found
+        return record
 
     # How
 
@@ -348,14 +380,14 @@ class HealthService:
         """`accepted`: with this. `answers`: the person says that it is well as it is."""
         words = words.strip()[:WORDS]
         for _ in range(TRIES):
-            one = self.gpu(gpu)
+            record = self.gpu(gpu)
             if accepted is not None:
-                one = replace(one, accepted=self.now(), software=accepted)
+                record = replace(record, accepted=self.now(), software=accepted)
             if answers:
-                one = replace(one, baseline=self._answered_for(one, person))
+                record = replace(record, baseline=self._answered_for(record, person))
             new, event = become(
-                replace(one, asked=False, until=None, keeper=keeper),
-                target(one),
+                replace(record, asked=False, until=None, keeper=keeper),
+                target(record),
                 self.now(),
                 words,
                 by=person.user,
@@ -372,12 +404,12 @@ class HealthService:
         """A line of its record, and a change that leaves it in its state."""
         words = words.strip()[:WORDS]
         for _ in range(TRIES):
-            one = self.gpu(gpu)
+            record = self.gpu(gpu)
             event = HealthEvent(
-                one.host, one.address, one.card, self.now(), one.state, one.state, words, by=person.user,
+                record.host, record.address, record.card, self.now(), record.state, record.state, words, by=person.user,
                 source=Source.PERSON,
             )  # fmt: skip
-            if self.store.put(replace(one, **changes), event, settles=settles):  # type: ignore[arg-type]
+            if self.store.put(replace(record, **changes), event, settles=settles):  # type: ignore[arg-type]
                 self._done(person, action, gpu, words)
                 return self.gpu(gpu)
         raise _crowd(gpu)

@@ -46,14 +46,18 @@ class HoldCheck:
         holds = read_memory(self.ledger.upkeep.records.values(pool)).holds
         # A peer is had with its leader only, so a slot is out of reach with that.
         leaders = {provider_name(lanes[id].host, lanes[id].addresses[0]): why for id, why in back.items()}
-        asked = [name for name in leaders if name not in holds or self._standing.get(name) != holds[name]]
+        unconfirmed = [name for name in leaders if name not in holds or self._standing.get(name) != holds[name]]
         try:
-            found = self.placed.availability(asked)
+            availability_by_name = self.placed.availability(unconfirmed)
         except CloudError as error:
             return f"it cannot be told whether the GPUs of pool {pool} that are kept back are held: {error}"
-        held = [name for name, one in found.items() if one is Availability.HELD and name in holds]
+        held = [
+            name
+            for name, availability in availability_by_name.items()
+            if availability is Availability.HELD and name in holds
+        ]
         self._standing.update((name, holds[name]) for name in held)
-        free = sorted(name for name, one in found.items() if one is Availability.FREE)
+        free = sorted(name for name, availability in availability_by_name.items() if availability is Availability.FREE)
         if not free:
             return ""
         return f"GPU {self.names[free[0]]} is not held in Placement yet: {leaders[free[0]]}"

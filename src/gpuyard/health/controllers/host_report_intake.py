@@ -48,13 +48,13 @@ class HostReportIntake:
             word = HostContact(host, now, json.dumps(memory.look.as_dict(), ensure_ascii=False))
             self._service.hear(word, {gpu.address: gpu.in_use for gpu in look.gpus if gpu.address in gpus})
             self._memories[host] = memory
-            for one in look.gpus:
-                gpu = gpus.get(one.address)
+            for gpu_report in look.gpus:
+                gpu = gpus.get(gpu_report.address)
                 if gpu is None:
                     continue
-                if one.serial and gpu.card != one.serial:
-                    self._know_card(gpu.name, one.serial, now)
-                facts = {**gpu.shown, **facts_of(one, memory.uses.get(one.address), now)}
+                if gpu_report.serial and gpu.card != gpu_report.serial:
+                    self._know_card(gpu.name, gpu_report.serial, now)
+                facts = {**gpu.shown, **facts_of(gpu_report, memory.uses.get(gpu_report.address), now)}
                 if facts != gpu.shown:
                     self._show(gpu.name, facts, now)
 

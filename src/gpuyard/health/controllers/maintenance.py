@@ -155,24 +155,28 @@ class MaintenanceService:
         NoSuchHostError too."""
         now = self.now
         start, until = self._times(host, start, until, now)
-        one = Maintenance(
+        maintenance = Maintenance(
             self._new_id(), host, start, until, why.strip()[:WORDS], person.user, MaintenanceState.PLANNED, now, now,
             may_go_down=tuple(sorted(set(may_go_down))), due=until,
         )  # fmt: skip
-        text = f"{one.title} is planned from {minute_text(start)} to {minute_text(until)}"
-        if not self._store.put(one, *self._lines(one, text, person)):
-            other = next((m for m in self._store.open() if m.host == host), None)
-            when = f", from {minute_text(other.start)} to {minute_text(other.until)}: {other.why}" if other else ""
+        text = f"{maintenance.title} is planned from {minute_text(start)} to {minute_text(until)}"
+        if not self._store.put(maintenance, *self._lines(maintenance, text, person)):
+            existing = next((m for m in self._store.open() if m.host == host), None)
+            when = (
+                f", from {minute_text(existing.start)} to {minute_text(existing.until)}: {existing.why}"
+                if existing
+                else ""
+            )
             raise MaintenanceError(f"host {host} has a maintenance already{when}; end or cancel that one first")
-        return self._said(one.id, "maintenance.plan", text, person)
+        return self._said(maintenance.id, "maintenance.plan", text, person)
 
     def start(self, id: str, words: str, person: Person) -> Maintenance:
         """Begin it before its time, or work on the host again that is being checked."""
 
-        def change(one: Maintenance) -> Maintenance:
-            again = one.state is MaintenanceState.CHECKING
-            software = one.software if again else software_of(self._look(one.host)[1])
-            return replace(turn(one, MaintenanceState.DRAINING, self.now), software=software)
+        def change(maintenance: Maintenance) -> Maintenance:
+            again = maintenance.state is MaintenanceState.CHECKING
+            software = maintenance.software if again else software_of(self._look(maintenance.host)[1])
+            return replace(turn(maintenance, MaintenanceState.DRAINING, self.now), software=software)
 
         return self._change(id, change, "it begins", words, person, "maintenance.start")
 
@@ -180,20 +184,22 @@ class MaintenanceService:
         """Say that the work is done: the host is checked, and given back when it is well. `unchecked`: at once,
         `person` answers for it."""
 
-        def change(one: Maintenance) -> Maintenance:
+        def change(maintenance: Maintenance) -> Maintenance:
             if unchecked:
                 return replace(
-                    turn(one, MaintenanceState.BACK, self.now), done=one.done or self.now, done_by=person.user
+                    turn(maintenance, MaintenanceState.BACK, self.now),
+                    done=maintenance.done or self.now,
+                    done_by=person.user,
                 )
-            if one.state is MaintenanceState.DRAINING and one.done is None:
+            if maintenance.state is MaintenanceState.DRAINING and maintenance.done is None:
                 raise MaintenanceError(
-                    f"no work has begun on {one.host}, which is still drained: if none is needed, say 'gpuyard host "
-                    f"maintenance cancel {one.host}'; to begin although servers are there, name them: 'gpuyard host "
-                    f"maintenance allow {one.host}'"
+                    f"no work has begun on {maintenance.host}, which is still drained: if none is needed, say 'gpuyard "
+                    f"host maintenance cancel {maintenance.host}'; to begin although servers are there, name them: "
+                    f"'gpuyard host maintenance allow {maintenance.host}'"
                 )
-            if one.state is MaintenanceState.CHECKING:  # look again
-                return replace(one, since=self.now, done=self.now, done_by=person.user, problems=())
-            return replace(turn(one, MaintenanceState.CHECKING, self.now), done=self.now, done_by=person.user)
+            if maintenance.state is MaintenanceState.CHECKING:  # look again
+                return replace(maintenance, since=self.now, done=self.now, done_by=person.user, problems=())
+            return replace(turn(maintenance, MaintenanceState.CHECKING, self.now), done=self.now, done_by=person.user)
 
         text = "the host is given back without a check" if unchecked else "the work is done, and the host is checked"
         return self._change(id, change, text, words, person, "maintenance.done")
@@ -202,13 +208,17 @@ class MaintenanceService:
         """Let work begin although these servers are on the host; `servers` has their ids. A server that is not named
         keeps it from beginning, whatever its status: one that is off or shelved has its disks there."""
 
-        def change(one: Maintenance) -> Maintenance:
-            if one.state not in (MaintenanceState.PLANNED, MaintenanceState.DRAINING, MaintenanceState.IN_WORK):
-                raise MaintenanceError(f"the maintenance of {one.host} is {one.state.value}: no work is to begin there")
-            named = tuple(sorted({*one.may_go_down, *servers}))
+        def change(maintenance: Maintenance) -> Maintenance:
+            if maintenance.state not in (MaintenanceState.PLANNED, MaintenanceState.DRAINING, MaintenanceState.IN_WORK):
+                raise MaintenanceError(
+                    f"the maintenance of {maintenance.host} is {maintenance.state.value}: no work is to begin there"
+                )
+            named = tuple(sorted({*maintenance.may_go_down, *servers}))
             if len(named) > MOST_NAMED:
-                raise MaintenanceError(f"more than {MOST_NAMED} servers of {one.host} are named: no host has as many")
-            return replace(one, may_go_down=named)
+                raise MaintenanceError(
+                    f"more than {MOST_NAMED} servers of {maintenance.host} are named: no host has as many"
+                )
+            return replace(maintenance, may_go_down=named)
 
         more = f" and {len(servers) - NAMED} more" if len(servers) > NAMED else ""
         text = f"servers that may go down with it: {', '.join(servers[:NAMED])}{more}"
@@ -217,23 +227,26 @@ class MaintenanceService:
     def cancel(self, id: str, words: str, person: Person) -> Maintenance:
         """End one that is not needed: it is planned, or drained and nobody has worked on the host yet."""
 
-        def change(one: Maintenance) -> Maintenance:
-            if one.state in (MaintenanceState.IN_WORK, MaintenanceState.CHECKING) or (one.open and one.done):
+        def change(maintenance: Maintenance) -> Maintenance:
+            if maintenance.state in (MaintenanceState.IN_WORK, MaintenanceState.CHECKING) or (
+                maintenance.open and maintenance.done
+            ):
                 raise MaintenanceError(
-                    f"somebody works on {one.host}: say 'gpuyard host maintenance done {one.host}', and it is checked"
+                    f"somebody works on {maintenance.host}: say 'gpuyard host maintenance done {maintenance.host}', "
+                    "and it is checked"
                 )
-            return turn(one, MaintenanceState.CANCELLED, self.now)
+            return turn(maintenance, MaintenanceState.CANCELLED, self.now)
 
         return self._change(id, change, "it is cancelled", words, person, "maintenance.cancel")
 
     def extend(self, id: str, until: datetime, words: str, person: Person) -> Maintenance:
         """Move the time when the host is expected back, later or earlier."""
 
-        def change(one: Maintenance) -> Maintenance:
-            if not one.open:
-                raise MaintenanceError(f"the maintenance of {one.host} is {one.state.value}")
-            refuse_times(one.start, until, self.now)
-            return replace(one, until=until.replace(microsecond=0), due=until.replace(microsecond=0))
+        def change(maintenance: Maintenance) -> Maintenance:
+            if not maintenance.open:
+                raise MaintenanceError(f"the maintenance of {maintenance.host} is {maintenance.state.value}")
+            refuse_times(maintenance.start, until, self.now)
+            return replace(maintenance, until=until.replace(microsecond=0), due=until.replace(microsecond=0))
 
         text = f"it takes until {minute_text(until)}"
         return self._change(id, change, text, words, person, "maintenance.extend")
@@ -241,8 +254,8 @@ class MaintenanceService:
     def _times(self, host: str, start: datetime, until: datetime, now: datetime) -> tuple[datetime, datetime]:
         """As they are kept. Raises NoSuchHostError, MaintenanceError."""
         if host not in self._gpus:
-            known = ", ".join(sorted(self._gpus))
-            raise NoSuchHostError(f"there is no host {host!r} with GPUs of the site; there are {known}")
+            known_hosts = ", ".join(sorted(self._gpus))
+            raise NoSuchHostError(f"there is no host {host!r} with GPUs of the site; there are {known_hosts}")
         start, until = max(start, now).replace(microsecond=0), until.replace(microsecond=0)
         refuse_times(start, until, now)
         return start, until
@@ -260,18 +273,18 @@ class MaintenanceService:
 
     def views(self, host: str = "", *, past: bool = False) -> list[MaintenanceView]:
         """Return those that are not over, by start; `past`: and then those that are, the newest first."""
-        found = [one for one in self._store.open() if host in ("", one.host)]
-        return self._views([*found, *(self._store.past(host) if past else ())])
+        maintenances = [maintenance for maintenance in self._store.open() if host in ("", maintenance.host)]
+        return self._views([*maintenances, *(self._store.past(host) if past else ())])
 
-    def _views(self, found: Iterable[Maintenance]) -> list[MaintenanceView]:
+    def _views(self, maintenances: Iterable[Maintenance]) -> list[MaintenanceView]:
         return [
             MaintenanceView(
-                one,
-                len(self._gpus.get(one.host, ())),
-                self._servers(one.host) if one.open else (),
-                tuple(self._ledger.closings.in_the_way(_closing(one))) if one.open else (),
+                maintenance,
+                len(self._gpus.get(maintenance.host, ())),
+                self._servers(maintenance.host) if maintenance.open else (),
+                tuple(self._ledger.closings.in_the_way(_closing(maintenance))) if maintenance.open else (),
             )
-            for one in found
+            for maintenance in maintenances
         ]
 
     def _servers(self, host: str) -> tuple[Claim, ...] | None:
@@ -281,16 +294,16 @@ class MaintenanceService:
         if sight is None or sight.snapshot.residents is None or host in sight.snapshot.silent_hosts:
             return None
         names = {provider_name(gpu.host, gpu.address) for gpu in self._gpus.get(host, ())}
-        servers = {one.id: one for one in sight.snapshot.residents.get(host, ())}
+        servers = {server.id: server for server in sight.snapshot.residents.get(host, ())}
         for name, id in sight.snapshot.holders.items():
             if name in names and id in sight.snapshot.servers:
                 servers.setdefault(id, sight.snapshot.servers[id])
         strangers = {id for name, id in sight.snapshot.holders.items() if name in names} - servers.keys()
-        found = [
+        claims = [
             *(Claim(server.id, server.name, server.status, server.project, server.user) for server in servers.values()),
             *(Claim(id, id, "", "", "") for id in strangers),
         ]
-        return tuple(sorted(found, key=lambda claim: (claim.server_name, claim.server_id)))
+        return tuple(sorted(claims, key=lambda claim: (claim.server_name, claim.server_id)))
 
     def _fresh(self) -> CloudObservation | None:
         """What was seen of the cloud, if that was lately."""
@@ -304,65 +317,67 @@ class MaintenanceService:
         bookings does it. Raises StoreError, LedgerError."""
         if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
             return
-        for one in (*self._store.open(), *self._store.with_holds()):
-            self._keep(one.id, self._close(one))
+        for maintenance in (*self._store.open(), *self._store.with_holds()):
+            self._keep(maintenance.id, self._close(maintenance))
         self._open_others()
 
-    def _close(self, one: Maintenance) -> tuple[str, ...] | None:
+    def _close(self, maintenance: Maintenance) -> tuple[str, ...] | None:
         """Have its nova-compute disabled, if it is to be. Returns why work on the host cannot begin yet, beside the
         servers that are seen there; None: that is not asked in this state."""
-        if one.state not in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK):
+        if maintenance.state not in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK):
             return None
         sight = self._fresh()
-        service = sight.snapshot.services.get(one.host) if sight else None
+        service = sight.snapshot.services.get(maintenance.host) if sight else None
         if sight is None or service is None:
-            self._closed.pop(one.host, None)
-            return (UNKNOWN if sight is None else f"nova-compute on {one.host} is not known to Nova",)
+            self._closed.pop(maintenance.host, None)
+            return (UNKNOWN if sight is None else f"nova-compute on {maintenance.host} is not known to Nova",)
         if service.silent:
-            self._closed.pop(one.host, None)
+            self._closed.pop(maintenance.host, None)
             return (service.unheard,)
         if not service.enabled:
-            return self._since_closed(one, sight)
-        self._closed.pop(one.host, None)
+            return self._since_closed(maintenance, sight)
+        self._closed.pop(maintenance.host, None)
         try:
-            self._cloud.close(one.host)
+            self._cloud.close(maintenance.host)
         except GpuyardError as error:
-            return (f"nova-compute on {one.host} is to be disabled: {error}",)
-        return (f"nova-compute on {one.host} is being disabled",)
+            return (f"nova-compute on {maintenance.host} is to be disabled: {error}",)
+        return (f"nova-compute on {maintenance.host} is being disabled",)
 
-    def _since_closed(self, one: Maintenance, sight: CloudObservation) -> tuple[str, ...]:
+    def _since_closed(self, maintenance: Maintenance, sight: CloudObservation) -> tuple[str, ...]:
         """As `_close`, of a host that is closed: what the cloud itself says, once all else is so."""
-        since = self._closed.setdefault(one.host, sight.began)
+        since = self._closed.setdefault(maintenance.host, sight.began)
         if sight.began - since < SETTLED:
-            return (f"nova-compute on {one.host} was disabled a moment ago",)
-        servers = self._servers(one.host)
+            return (f"nova-compute on {maintenance.host} was disabled a moment ago",)
+        servers = self._servers(maintenance.host)
         if (
-            one.state is not MaintenanceState.DRAINING
+            maintenance.state is not MaintenanceState.DRAINING
             or servers is None
-            or any(id not in one.may_go_down for id in _ids(servers))
+            or any(id not in maintenance.may_go_down for id in _ids(servers))
         ):
             return ()
-        host = sight.snapshot.providers.get(one.host)
+        host = sight.snapshot.providers.get(maintenance.host)
         if host is None:
-            return (f"Placement does not know {one.host}",)
+            return (f"Placement does not know {maintenance.host}",)
         try:
-            there = self._cloud.servers(one.host, host.id)
+            rows_by_id = self._cloud.servers(maintenance.host, host.id)
         except GpuyardError as error:
             return (str(error),)
         return tuple(
             f"server {row.name} ({row.id}) is there or on its way: {row.status}{f', {row.task}' if row.task else ''}"
-            for id, row in sorted(there.items())
-            if id not in one.may_go_down
+            for id, row in sorted(rows_by_id.items())
+            if id not in maintenance.may_go_down
         )
 
     def _open_others(self) -> None:
         """Have hosts used again that a maintenance has closed and that none keeps closed: it is over or being checked,
         or a killed process has left it so."""
         sight = self._fresh()
-        kept = {
-            one.host for one in self._store.open() if one.state in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK)
+        closed_hosts = {
+            maintenance.host
+            for maintenance in self._store.open()
+            if maintenance.state in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK)
         }
-        for host in self._gpus.keys() - kept:
+        for host in self._gpus.keys() - closed_hosts:
             self._closed.pop(host, None)
             service = sight.snapshot.services.get(host) if sight else None
             if service is None or service.enabled or not service.up:  # Nova tells a nova-compute that is up
@@ -377,53 +392,55 @@ class MaintenanceService:
     def _keep(self, id: str, waits: tuple[str, ...] | None = None) -> Maintenance:
         """Take the steps that are due, and make the ledger what it is to be. `waits`: as `_close` says; without it
         nothing is begun."""
-        before = one = self._get(id)
+        before = maintenance = self._get(id)
         for _ in range(STEPS):
-            step = next_step(one, self._host(one, waits), self.now)
+            step = next_step(maintenance, self._host(maintenance, waits), self.now)
             if step is None:
                 break
             new, text = step
             self._store.put(new, *(self._lines(new, text) if text else ()))
-            one = self._get(id)  # also when somebody else was quicker
-        if one.open:
-            self._ledger.closings.close(_closing(one))
-            self._expect(one, one.until if one.on else None)
-        elif one.holds:
-            self._expect(one, None)
-            self._ledger.closings.open(one.id, f"the {one.title} is over")
-            self._store.put(replace(one, holds=False))
-            one = self._get(id)
-        if (before.state, before.until) != (one.state, one.until):
-            self._observations.wake(f"maintenance of {one.host}: {one.state.value}")
-        return one
+            maintenance = self._get(id)  # also when somebody else was quicker
+        if maintenance.open:
+            self._ledger.closings.close(_closing(maintenance))
+            self._expect(maintenance, maintenance.until if maintenance.on else None)
+        elif maintenance.holds:
+            self._expect(maintenance, None)
+            self._ledger.closings.open(maintenance.id, f"the {maintenance.title} is over")
+            self._store.put(replace(maintenance, holds=False))
+            maintenance = self._get(id)
+        if (before.state, before.until) != (maintenance.state, maintenance.until):
+            self._observations.wake(f"maintenance of {maintenance.host}: {maintenance.state.value}")
+        return maintenance
 
-    def _expect(self, one: Maintenance, until: datetime | None) -> None:
+    def _expect(self, maintenance: Maintenance, until: datetime | None) -> None:
         """What is booked on the host from its end on stays; GPUs that are out of use for themselves are not meant."""
         bad = self._observations.bad_gpus()
-        mine = [lane for lane in self._ledger.lanes() if lane.host == one.host and lane.trouble]
+        mine = [lane for lane in self._ledger.lanes() if lane.host == maintenance.host and lane.trouble]
         if until is None:
-            mine = [lane for lane in mine if lane.back == one.until]
+            mine = [lane for lane in mine if lane.back == maintenance.until]
         lanes = {lane.id for lane in mine if not any((lane.host, address) in bad for address in lane.addresses)}
         if lanes:
             self._ledger.upkeep.expect_back(lanes, until)
 
-    def _host(self, one: Maintenance, waits: tuple[str, ...] | None) -> HostNow:
+    def _host(self, maintenance: Maintenance, waits: tuple[str, ...] | None) -> HostNow:
         """What is known of its host now."""
-        word, look = self._look(one.host)
+        word, look = self._look(maintenance.host)
         sight, now = self._fresh(), self.now
         # What was seen before all was held says nothing of who has got in since; nor does what was seen before the host
         # was closed, for which `waits` has its reason.
-        seen = sight is not None and not self._may_get_in(one.host, sight)
-        servers = self._servers(one.host) if seen and waits is not None else None
+        is_current = sight is not None and not self._may_get_in(maintenance.host, sight)
+        servers = self._servers(maintenance.host) if is_current and waits is not None else None
         return HostNow(
-            servers=None if servers is None else [id for id in _ids(servers) if id not in one.may_go_down],
-            waits=one.problems if waits is None else waits,
-            cloud=self._service(one.host, sight) if sight else (UNKNOWN,),
-            missing=self._missing(one.host, sight) if sight else (),
+            servers=None if servers is None else [id for id in _ids(servers) if id not in maintenance.may_go_down],
+            waits=maintenance.problems if waits is None else waits,
+            cloud=self._service(maintenance.host, sight) if sight else (UNKNOWN,),
+            missing=self._missing(maintenance.host, sight) if sight else (),
             heard=word.heard if word and word.heard <= now else None,  # else by a clock that has gone back since
             look=look,
-            gpus=self._health.gpus(host=one.host),
-            observations=[seen for seen in self._health.open_observations() if seen.host == one.host],
+            gpus=self._health.gpus(host=maintenance.host),
+            observations=[
+                observation for observation in self._health.open_observations() if observation.host == maintenance.host
+            ],
             stale=self._stale,
             verdicts=self._observations.verdicts,
         )
@@ -466,43 +483,45 @@ class MaintenanceService:
         action: str,
     ) -> Maintenance:
         words = words.strip()[:WORDS]
-        said = f"{text}: {words}" if words else text
+        message = f"{text}: {words}" if words else text
         for _ in range(TRIES):
             new = change(self._get(id))
-            if self._store.put(new, *self._lines(new, said, person)):
-                return self._said(id, action, said, person)
+            if self._store.put(new, *self._lines(new, message, person)):
+                return self._said(id, action, message, person)
         raise BlockedError(f"maintenance {id} is being changed by others again and again; try again")
 
     def _said(self, id: str, action: str, text: str, person: Person) -> Maintenance:
         self._ledger.note(person, action, self._get(id).host, text[:WORDS])
-        one = self._keep(id)
-        self._observations.wake(f"{person.user}: {action} {one.host}")
-        return one
+        maintenance = self._keep(id)
+        self._observations.wake(f"{person.user}: {action} {maintenance.host}")
+        return maintenance
 
-    def _lines(self, one: Maintenance, text: str, person: Person | None = None) -> list[HealthEvent]:
+    def _lines(self, maintenance: Maintenance, text: str, person: Person | None = None) -> list[HealthEvent]:
         """For the records of the GPUs of its host."""
-        text = text if one.title in text else f"{one.title}: {text}"
+        text = text if maintenance.title in text else f"{maintenance.title}: {text}"
         return [
             HealthEvent(
                 gpu.host, gpu.address, gpu.card, self.now, gpu.state, gpu.state, text, by=person.user if person else "",
                 source=Source.PERSON if person else None,
             )
-            for gpu in self._health.gpus(host=one.host)
+            for gpu in self._health.gpus(host=maintenance.host)
         ]  # fmt: skip
 
     def _get(self, id: str) -> Maintenance:
-        found = self._store.get(id)
-        if found is None:
+        maintenance = self._store.get(id)
+        if maintenance is None:
             raise NoSuchMaintenanceError(f"there is no maintenance {id!r}")
-        return found
+        return maintenance
 
 
 def _ids(servers: Sequence[Claim]) -> list[str]:
     return [server.server_id for server in servers]
 
 
-def _closing(one: Maintenance) -> Closing:
-    return Closing(one.id, one.host, one.start, one.until, one.title, one.by)
+def _closing(maintenance: Maintenance) -> Closing:
+    return Closing(
+        maintenance.id, maintenance.host, maintenance.start, maintenance.until, maintenance.title, maintenance.by
+    )
 
 
 def maintenance_loop(service: MaintenanceService, period: float) -> Loop:

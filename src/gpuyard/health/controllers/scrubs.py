@@ -99,12 +99,12 @@ class ScrubService:
     def _needed(self) -> Mapping[str, int]:
         """GPU -> when somebody has booked it from, as seconds since 1970."""
         names = {lane.id: [f"{lane.host}/{address}" for address in lane.addresses] for lane in self._ledger.lanes()}
-        found: dict[str, int] = {}
+        starts_by_gpu: dict[str, int] = {}
         kinds = frozenset({BookingKind.BOOKING, BookingKind.RUNNER})
         for booking in self._ledger.find(Query(kinds=kinds, states=TAKES_LANES)):
             for name in (name for lane in booking.lanes for name in names.get(lane, ())):
-                found[name] = min(found.get(name, NEVER), int(booking.ask.start.timestamp()))
-        return found
+                starts_by_gpu[name] = min(starts_by_gpu.get(name, NEVER), int(booking.ask.start.timestamp()))
+        return starts_by_gpu
 
 
 AdoptionFacts = Callable[[Sequence[Gpu]], Mapping[str, SeenProvider]]
@@ -143,9 +143,9 @@ class ScrubController:
             if self._resumed.get(gpu.host) != now:
                 self._follow_time(gpu, now)
         waiting = [gpu for gpu in self._mine() if gpu.state is HealthState.RETURNED or is_clean(gpu)]
-        seen = self._look([self._once[gpu.host, gpu.address] for gpu in waiting]) if waiting else {}
+        seen_providers = self._look([self._once[gpu.host, gpu.address] for gpu in waiting]) if waiting else {}
         for gpu in waiting:
-            provider = seen.get(provider_name(gpu.host, gpu.address))
+            provider = seen_providers.get(provider_name(gpu.host, gpu.address))
             if provider is not None:
                 self._follow_provider(gpu, provider, now)
 
@@ -166,28 +166,28 @@ class ScrubController:
     def _since(self, gpu: GpuHealth) -> datetime:
         return max(self._started, self._resumed.get(gpu.host, self._started))
 
-    def _follow_provider(self, gpu: GpuHealth, seen: SeenProvider, now: datetime) -> None:
+    def _follow_provider(self, gpu: GpuHealth, provider: SeenProvider, now: datetime) -> None:
         holds = read_memory(self._ledger.upkeep.records.values(gpu.pool)).holds
-        ours = holds.get(provider_name(gpu.host, gpu.address)) == seen.generation
-        if gpu.state is HealthState.TO_ACCEPT and (ours or not seen.reserved):
+        ours = holds.get(provider_name(gpu.host, gpu.address)) == provider.generation
+        if gpu.state is HealthState.TO_ACCEPT and (ours or not provider.reserved):
             self._store.put(replace(gpu, generation=None))  # it is kept back as any other that is to be accepted
             return
-        never_reserved = gpu.state is HealthState.RETURNED and gpu.generation is None and not seen.reserved
+        never_reserved = gpu.state is HealthState.RETURNED and gpu.generation is None and not provider.reserved
         if never_reserved and self._is_given_on(self._once[gpu.host, gpu.address]):
             self._service.observe([scrubbing.not_reserved(gpu, now)])  # before the rest: made twice it is one
         to_accept = gpu.state is HealthState.RETURNED and past(self._store, gpu).to_accept
-        found = scrubbing.released(gpu, seen.reserved, seen.generation, ours, now, to_accept=to_accept)
-        if found and self._store.put(*found):
-            self._service.wake(f"GPU {gpu.name} is {found[0].state.value}")
+        change = scrubbing.released(gpu, provider.reserved, provider.generation, ours, now, to_accept=to_accept)
+        if change and self._store.put(*change):
+            self._service.wake(f"GPU {gpu.name} is {change[0].state.value}")
 
 
 def slots_of(gpus: Iterable[Gpu]) -> list[frozenset[str]]:
     """Return names of GPUs that share an IOMMU group; a GPU whose group is not known is alone."""
-    found: dict[tuple[str, int | str], set[str]] = {}
+    names_by_slot: dict[tuple[str, int | str], set[str]] = {}
     for gpu in gpus:
         group = gpu.address if gpu.group is None else gpu.group
-        found.setdefault((gpu.host, group), set()).add(f"{gpu.host}/{gpu.address}")
-    return [frozenset(names) for names in found.values()]
+        names_by_slot.setdefault((gpu.host, group), set()).add(f"{gpu.host}/{gpu.address}")
+    return [frozenset(names) for names in names_by_slot.values()]
 
 
 def is_clean(gpu: GpuHealth) -> bool:

@@ -66,8 +66,8 @@ class GuestStore:
 
     def hours(self, servers: Iterable[str], since: datetime) -> list[Hour]:
         """Return the hours of these servers since then, the oldest first."""
-        wanted = [storable(server) for server in servers]
-        query = select(HOURS).where(HOURS.c.server.in_(wanted), HOURS.c.hour >= seconds(since))
+        server_ids = [storable(server) for server in servers]
+        query = select(HOURS).where(HOURS.c.server.in_(server_ids), HOURS.c.hour >= seconds(since))
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(HOURS.c.hour, HOURS.c.server, HOURS.c.card)).all()
         return [_hour(row) for row in rows]
@@ -84,26 +84,26 @@ class GuestStore:
             {"server": storable(server), "heard": seconds(heard), "state": json.dumps(_told(state))}
             for server, (state, heard) in guests.items()
         ]
-        seen = list(cards)
+        sightings = list(cards)
         with self._database.writing() as connection:
             name = connection.dialect.name
             if states:
                 connection.execute(upsert(name, GUESTS, list(states[0])), states)
-            kept = [_card_row(one) for one in seen if one.places]
-            if kept:
-                connection.execute(upsert(name, CARDS, list(kept[0])), kept)
-            for one in seen:
-                if not one.places:
-                    connection.execute(delete(CARDS).where(CARDS.c.card == storable(one.card)))
+            card_rows = [_card_row(sighting) for sighting in sightings if sighting.places]
+            if card_rows:
+                connection.execute(upsert(name, CARDS, list(card_rows[0])), card_rows)
+            for sighting in sightings:
+                if not sighting.places:
+                    connection.execute(delete(CARDS).where(CARDS.c.card == storable(sighting.card)))
             if hours:
                 starts = {seconds(hour.start) for hour in hours}
-                there = connection.execute(select(HOURS).where(HOURS.c.hour.in_(starts))).all()
-                before = {(row.server, row.card, row.hour): _hour(row) for row in there}
+                existing = connection.execute(select(HOURS).where(HOURS.c.hour.in_(starts))).all()
+                before = {(row.server, row.card, row.hour): _hour(row) for row in existing}
                 sums = [
                     before[key].plus(hour) if (key := (hour.server, hour.card, seconds(hour.start))) in before else hour
                     for hour in hours
                 ]
-                rows = [_hour_row(one) for one in sums]
+                rows = [_hour_row(hour) for hour in sums]
                 connection.execute(upsert(name, HOURS, list(rows[0])), rows)
 
     def prune(self, now: datetime) -> None:
@@ -120,24 +120,29 @@ def _told(state: AgentState) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _state(told: Mapping[str, Any]) -> AgentState:
+def _state(data: Mapping[str, Any]) -> AgentState:
     return AgentState(
-        told["boot"], told["number"], told["xid"], tuple((card, count) for card, count in told["ecc"]),
-        frozenset((code, gpu) for code, gpu in told["alarms"]), tuple(told["earlier"]),
+        data["boot"], data["number"], data["xid"], tuple((card, count) for card, count in data["ecc"]),
+        frozenset((code, gpu) for code, gpu in data["alarms"]), tuple(data["earlier"]),
     )  # fmt: skip
 
 
-def _card_row(one: CardSeen) -> dict[str, Any]:
-    places = json.dumps(sorted(one.places))
-    return {"card": storable(one.card), "places": places, "seen": seconds(one.seen), "server": storable(one.server)}
+def _card_row(sighting: CardSeen) -> dict[str, Any]:
+    places = json.dumps(sorted(sighting.places))
+    return {
+        "card": storable(sighting.card),
+        "places": places,
+        "seen": seconds(sighting.seen),
+        "server": storable(sighting.server),
+    }
 
 
 def _hour(row: Any) -> Hour:
     return Hour(row.server, row.card, moment(row.hour), row.samples, row.use, row.memory, row.power, row.hottest)
 
 
-def _hour_row(one: Hour) -> dict[str, Any]:
+def _hour_row(hour: Hour) -> dict[str, Any]:
     return {
-        "server": storable(one.server), "card": storable(one.card), "hour": seconds(one.start), "samples": one.samples,
-        "use": one.use, "memory": one.memory, "power": one.power, "hottest": one.hottest,
+        "server": storable(hour.server), "card": storable(hour.card), "hour": seconds(hour.start),
+        "samples": hour.samples, "use": hour.use, "memory": hour.memory, "power": hour.power, "hottest": hour.hottest,
     }  # fmt: skip

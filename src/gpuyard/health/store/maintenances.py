@@ -26,68 +26,68 @@ class MaintenanceStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def put(self, one: Maintenance, *events: HealthEvent) -> bool:
+    def put(self, maintenance: Maintenance, *events: HealthEvent) -> bool:
         """Write a maintenance that was read and changed, with lines of GPUs' records. A `version` of 0 is a new one.
         False, and nothing is written, when somebody else has written it since, or the host has another one that is not
         over."""
-        row = {**_row(one), "version": one.version + 1}
+        row = {**_row(maintenance), "version": maintenance.version + 1}
         with self._database.writing() as connection:
-            if one.version == 0:
+            if maintenance.version == 0:
                 written = insert_new(connection, MAINTENANCES, row)
             else:
-                same = (MAINTENANCES.c.id == row["id"], MAINTENANCES.c.version == one.version)
+                same = (MAINTENANCES.c.id == row["id"], MAINTENANCES.c.version == maintenance.version)
                 written = connection.execute(update(MAINTENANCES).where(*same).values(**row)).rowcount == 1
             if written:
                 add_events(connection, events)
             return written
 
     def get(self, id: str) -> Maintenance | None:
-        found = self._find(MAINTENANCES.c.id == storable(id))
-        return found[0] if found else None
+        maintenances = self._find(MAINTENANCES.c.id == storable(id))
+        return maintenances[0] if maintenances else None
 
     def open(self) -> list[Maintenance]:
         """Return those that are not over, by start."""
-        found = self._find(MAINTENANCES.c.open_host.is_not(None))
-        return sorted(found, key=lambda one: (one.start, one.host))
+        maintenances = self._find(MAINTENANCES.c.open_host.is_not(None))
+        return sorted(maintenances, key=lambda maintenance: (maintenance.start, maintenance.host))
 
     def with_holds(self) -> list[Maintenance]:
         """Return those that are over, and of which the ledger may have holds."""
-        return [one for one in self._find(MAINTENANCES.c.holds) if not one.open]
+        return [maintenance for maintenance in self._find(MAINTENANCES.c.holds) if not maintenance.open]
 
     def past(self, host: str = "", since: datetime | None = None, limit: int = 100) -> list[Maintenance]:
         """Return those that are over, of a host or of all, the newest first. `since`: planned since then."""
-        wanted: list[Any] = [MAINTENANCES.c.open_host.is_(None)]
-        wanted += [MAINTENANCES.c.host == storable(host)] if host else []
-        wanted += [MAINTENANCES.c.created >= seconds(since)] if since else []
-        return self._find(*wanted, limit=limit)
+        conditions: list[Any] = [MAINTENANCES.c.open_host.is_(None)]
+        conditions += [MAINTENANCES.c.host == storable(host)] if host else []
+        conditions += [MAINTENANCES.c.created >= seconds(since)] if since else []
+        return self._find(*conditions, limit=limit)
 
-    def _find(self, *wanted: Any, limit: int = 10_000) -> list[Maintenance]:
+    def _find(self, *conditions: Any, limit: int = 10_000) -> list[Maintenance]:
         """The newest first."""
-        query = select(MAINTENANCES).where(*wanted).order_by(MAINTENANCES.c.created.desc(), MAINTENANCES.c.id)
+        query = select(MAINTENANCES).where(*conditions).order_by(MAINTENANCES.c.created.desc(), MAINTENANCES.c.id)
         with self._database.reading() as connection:
             return [_maintenance(row) for row in connection.execute(query.limit(limit))]
 
 
-def _row(one: Maintenance) -> dict[str, Any]:
+def _row(maintenance: Maintenance) -> dict[str, Any]:
     return {
-        "id": storable(one.id),
-        "host": storable(one.host),
-        "start": seconds(one.start),
-        "until": seconds(one.until),
-        "why": storable(one.why)[:TEXT],
-        "by": storable(one.by),
-        "state": one.state.value,
-        "since": seconds(one.since),
-        "created": seconds(one.created),
-        "begun": maybe_seconds(one.begun),
-        "done": maybe_seconds(one.done),
-        "done_by": storable(one.done_by),
-        "software": storable(json.dumps(asdict(one.software), ensure_ascii=False)),
-        "problems": storable(json.dumps(one.problems, ensure_ascii=False)),
-        "may_go_down": storable(json.dumps(one.may_go_down)),
-        "holds": one.holds,
-        "due": maybe_seconds(one.due),
-        "open_host": None if one.state in OVER else storable(one.host),
+        "id": storable(maintenance.id),
+        "host": storable(maintenance.host),
+        "start": seconds(maintenance.start),
+        "until": seconds(maintenance.until),
+        "why": storable(maintenance.why)[:TEXT],
+        "by": storable(maintenance.by),
+        "state": maintenance.state.value,
+        "since": seconds(maintenance.since),
+        "created": seconds(maintenance.created),
+        "begun": maybe_seconds(maintenance.begun),
+        "done": maybe_seconds(maintenance.done),
+        "done_by": storable(maintenance.done_by),
+        "software": storable(json.dumps(asdict(maintenance.software), ensure_ascii=False)),
+        "problems": storable(json.dumps(maintenance.problems, ensure_ascii=False)),
+        "may_go_down": storable(json.dumps(maintenance.may_go_down)),
+        "holds": maintenance.holds,
+        "due": maybe_seconds(maintenance.due),
+        "open_host": None if maintenance.state in OVER else storable(maintenance.host),
     }
 
 

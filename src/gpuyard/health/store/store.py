@@ -67,8 +67,8 @@ class HealthStore:
         return self._gpus(query)
 
     def gpu(self, host: str, address: str) -> GpuHealth | None:
-        found = self._gpus(select(GPUS).where(GPUS.c.host == storable(host), GPUS.c.address == storable(address)))
-        return found[0] if found else None
+        records = self._gpus(select(GPUS).where(GPUS.c.host == storable(host), GPUS.c.address == storable(address)))
+        return records[0] if records else None
 
     def put(self, gpu: GpuHealth, *events: HealthEvent, settles: Collection[int] = ()) -> bool:
         """Write a GPU that was read and changed, with lines of its record, and close the observations (by id) that the

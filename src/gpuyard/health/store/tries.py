@@ -31,11 +31,11 @@ class TryStore:
             with self._database.writing() as connection:
                 connection.execute(insert(TRIES), rows)
 
-    def put(self, one: Try) -> bool:
+    def put(self, attempt: Try) -> bool:
         """Write an attempt that was read and changed. False, and nothing is written, when somebody else has written it
         since."""
-        row = _row(one)
-        same = (TRIES.c.id == row["id"], TRIES.c.version == one.version)
+        row = _row(attempt)
+        same = (TRIES.c.id == row["id"], TRIES.c.version == attempt.version)
         with self._database.writing() as connection:
             return connection.execute(update(TRIES).where(*same).values(**row)).rowcount == 1
 
@@ -47,18 +47,18 @@ class TryStore:
 
     def batch(self, id: str) -> list[Try]:
         """Return the attempts of a batch in the order in which they were asked for."""
-        found = self._read(select(TRIES).where(TRIES.c.batch == storable(id)))
-        return sorted(found, key=lambda one: one.number)
+        attempts = self._read(select(TRIES).where(TRIES.c.batch == storable(id)))
+        return sorted(attempts, key=lambda attempt: attempt.number)
 
     def latest(self, host: str = "", limit: int = 1000) -> dict[str, Try]:
         """Return the last attempt of each GPU (``host/address``), of a host or of all."""
         query = select(TRIES).order_by(TRIES.c.begun.desc(), TRIES.c.id.desc()).limit(limit)
         query = query.where(TRIES.c.host == storable(host)) if host else query
-        found: dict[str, Try] = {}
-        for one in self._read(query):
-            for name in one.names:
-                found.setdefault(name, one)
-        return found
+        latest_by_gpu: dict[str, Try] = {}
+        for attempt in self._read(query):
+            for name in attempt.names:
+                latest_by_gpu.setdefault(name, attempt)
+        return latest_by_gpu
 
     def counts(self) -> dict[TryState, int]:
         """Return how many attempts are in each state, as far back as the store goes."""
@@ -71,25 +71,25 @@ class TryStore:
             return [_try(row) for row in connection.execute(query)]
 
 
-def _row(one: Try) -> dict[str, Any]:
-    data = {name: getattr(one, name) for name in _TEXTS} | {
-        "number": one.number,
-        "canary": one.canary,
-        "fine": one.fine,
-        "fresh": one.fresh,
-        "facts": dict(one.facts),
-        "gpus": one.gpus,
-        "since": seconds(one.since),
-        "deadline": maybe_seconds(one.deadline),
-        "outcome": one.outcome.value if one.outcome else "",
+def _row(attempt: Try) -> dict[str, Any]:
+    data = {name: getattr(attempt, name) for name in _TEXTS} | {
+        "number": attempt.number,
+        "canary": attempt.canary,
+        "fine": attempt.fine,
+        "fresh": attempt.fresh,
+        "facts": dict(attempt.facts),
+        "gpus": attempt.gpus,
+        "since": seconds(attempt.since),
+        "deadline": maybe_seconds(attempt.deadline),
+        "outcome": attempt.outcome.value if attempt.outcome else "",
     }
     return {
-        "id": one.id,
-        "batch": one.batch,
-        "host": storable(one.host),
-        "state": one.state.value,
-        "begun": seconds(one.begun),
-        "version": one.version + 1,
+        "id": attempt.id,
+        "batch": attempt.batch,
+        "host": storable(attempt.host),
+        "state": attempt.state.value,
+        "begun": seconds(attempt.begun),
+        "version": attempt.version + 1,
         "data": storable(json.dumps(data, ensure_ascii=False)),
     }
 

@@ -82,16 +82,16 @@ def install(app: FastAPI, service: AcceptanceService | None) -> None:
     def accept_gpus(who: Who, wanted: AcceptanceRequest) -> AcceptanceList:
         """Start a server on each slot, check its GPUs there, and keep what came of it. For admins."""
         require(who.person, Verb.REPAIR)
-        asked = acceptance().ask(wanted.targets, who.person, canary=wanted.canary, fresh=wanted.fresh)
-        left_out = [LeftOut(gpu=gpu, reason=reason) for gpu, reason in asked.left_out.items()]
-        return AcceptanceList(tries=[_row(attempt) for attempt in asked.tries], left_out=left_out)
+        result = acceptance().ask(wanted.targets, who.person, canary=wanted.canary, fresh=wanted.fresh)
+        left_out = [LeftOut(gpu=gpu, reason=reason) for gpu, reason in result.left_out.items()]
+        return AcceptanceList(tries=[_row(attempt) for attempt in result.tries], left_out=left_out)
 
     @app.get(PATH, tags=[TAG], responses=responses(409, headers=False))
     def list_acceptances(who: Who) -> AcceptanceList:
         """The last try of every slot that ever had one. For admins."""
         require(who.person, Verb.REPAIR)
-        tries = {one.id: one for one in acceptance().latest().values()}
-        rows = [_row(one) for one in sorted(tries.values(), key=lambda one: (one.host, one.gpus))]
+        tries = {attempt.id: attempt for attempt in acceptance().latest().values()}
+        rows = [_row(attempt) for attempt in sorted(tries.values(), key=lambda attempt: (attempt.host, attempt.gpus))]
         return AcceptanceList(tries=rows, left_out=[])
 
     @app.get(f"{PATH}/{{batch}}", tags=[TAG], responses=responses(404, 409, headers=False))
@@ -104,20 +104,20 @@ def install(app: FastAPI, service: AcceptanceService | None) -> None:
         return AcceptanceList(tries=[_row(attempt) for attempt in tries], left_out=[])
 
 
-def _row(one: Try) -> TryRow:
+def _row(attempt: Try) -> TryRow:
     return TryRow(
-        id=one.id,
-        batch=one.batch,
-        host=one.host,
-        gpus=list(one.gpus),
-        pool=one.pool,
-        state=one.state,
-        over=one.state in OVER,
-        since=one.since,
-        begun=one.begun,
-        by=one.by,
-        canary=one.canary,
-        server=one.name,
-        cause=one.cause,
-        driver=one.driver,
+        id=attempt.id,
+        batch=attempt.batch,
+        host=attempt.host,
+        gpus=list(attempt.gpus),
+        pool=attempt.pool,
+        state=attempt.state,
+        over=attempt.state in OVER,
+        since=attempt.since,
+        begun=attempt.begun,
+        by=attempt.by,
+        canary=attempt.canary,
+        server=attempt.name,
+        cause=attempt.cause,
+        driver=attempt.driver,
     )

@@ -124,10 +124,14 @@ class AgentIntake:
         noted = any(judgement is Judgement.NOTE for _, judgement in judged)
         notes = noted and self._notes.take(server) == 0
         return [
-            one
-            for one, judgement in judged
+            observation
+            for observation, judgement in judged
             if judgement is Judgement.BAD
-            or (notes if judgement is Judgement.NOTE else self._same.take(f"{server} {one.code} {one.gpu}") == 0)
+            or (
+                notes
+                if judgement is Judgement.NOTE
+                else self._same.take(f"{server} {observation.code} {observation.gpu}") == 0
+            )
         ]
 
     async def _who(self, scope: Scope) -> str:
@@ -145,11 +149,11 @@ class AgentIntake:
         origin = self._guess(scope)
         body = await _body(self._bodies_of_codes, scope, receive)
         try:
-            told = json.loads(body)
+            payload = json.loads(body)
         except (ValueError, RecursionError):
-            told = None
-        server, code = (told.get(key) for key in ("server", "code")) if isinstance(told, dict) else (None, None)
-        if not isinstance(server, str) or not isinstance(code, str) or len(told) != 2:
+            payload = None
+        server, code = (payload.get(key) for key in ("server", "code")) if isinstance(payload, dict) else (None, None)
+        if not isinstance(server, str) or not isinstance(code, str) or len(payload) != 2:
             raise AgentRefusedError(400, "bad_request", "Send {server, code}, as the server's metadata has them.")
         token = await asyncio.to_thread(self._service.enrol, server, code)
         origin.give_back()

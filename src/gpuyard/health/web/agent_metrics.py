@@ -54,14 +54,14 @@ class AgentCollector(Collector):
         yield agents
         if not self._details:
             return
-        found = [
+        readings = [
             ([gpu.address, gpu.host, gpu.model, gpu.pool], row)
             for place, row in sorted(self._agents.readings().items())
             if (gpu := self._gpus.get(place)) is not None
         ]
         for name, words, value in GAUGES:
             metric = GaugeMetricFamily(name, f"{words} As the agent in the guest says.", labels=LABELS)
-            for labels, row in found:
+            for labels, row in readings:
                 if (number := value(row)) is not None:
                     metric.add_metric(labels, number)
             yield metric

@@ -71,12 +71,12 @@ def _row(service: AgentService, server: Server) -> AgentRow:
     cards = list(guest.cards.items()) if guest else []
     return AgentRow(
         server=server.id, name=server.name, heard=guest.heard if guest else None, driver=guest.driver if guest else "",
-        cards=[_card(service, card, one) for card, one in cards],
+        cards=[_card(service, card, card_use) for card, card_use in cards],
     )  # fmt: skip
 
 
-def _card(service: AgentService, card: str, one: CardUse) -> CardRow:
-    place, row = service.place(card), one.row
+def _card(service: AgentService, card: str, card_use: CardUse) -> CardRow:
+    place, row = service.place(card), card_use.row
     return CardRow(
         card=card,
         gpu="/".join(place) if place else None,
@@ -85,6 +85,6 @@ def _card(service: AgentService, card: str, one: CardUse) -> CardRow:
         temperature=row.temperature if row else None,
         power=row.power if row else None,
         ecc=row.ecc if row else None,
-        idle_since=one.idle.resting(service.now()),
-        minutes=one.minutes.until(service.now()),
+        idle_since=card_use.idle.resting(service.now()),
+        minutes=card_use.minutes.until(service.now()),
     )

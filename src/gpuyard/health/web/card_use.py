@@ -49,7 +49,7 @@ class CardUses:
     def of(self, servers: Iterable[str], who: Visitor) -> Mapping[str, UseLine]:
         """Return the use of GPUs (``host/address``) of these servers (ids), where an agent reports it and `who` may see
         it. Raises StoreError."""
-        agents, found = self._agents, {}
+        agents, lines_by_gpu = self._agents, {}
         snapshot = agents.seen() if agents is not None else None
         if agents is None or snapshot is None:
             return {}
@@ -58,31 +58,33 @@ class CardUses:
             server = snapshot.servers.get(id)
             if server is not None and sees_agents(who, server.project_id):
                 places = agents.has().get(id, frozenset())
-                for gpu, seen in _placed(
+                for gpu, gpu_use in _placed(
                     ["/".join(place) for place in places], agents.use_of(id, places, None)
                 ).items():
-                    idle = (agents.now() - seen.idle_since).total_seconds() if seen.idle_since else 0.0
-                    found[gpu] = use_line(seen, idle)
-        return found
+                    idle = (agents.now() - gpu_use.idle_since).total_seconds() if gpu_use.idle_since else 0.0
+                    lines_by_gpu[gpu] = use_line(gpu_use, idle)
+        return lines_by_gpu
 
 
-def _placed(gpus: Iterable[str], seen: Iterable[UseSeen]) -> dict[str, UseSeen]:
+def _placed(gpus: Iterable[str], gpu_uses: Iterable[UseSeen]) -> dict[str, UseSeen]:
     """By GPU; what is said of one that nobody can name is left out, unless only one can be meant."""
-    found = {one.gpu: one for one in seen}
-    rest, nameless = [gpu for gpu in gpus if gpu not in found], found.pop("", None)
+    uses_by_gpu = {gpu_use.gpu: gpu_use for gpu_use in gpu_uses}
+    rest, nameless = [gpu for gpu in gpus if gpu not in uses_by_gpu], uses_by_gpu.pop("", None)
     if nameless is not None and len(rest) == 1:
-        found[rest[0]] = nameless
-    return found
+        uses_by_gpu[rest[0]] = nameless
+    return uses_by_gpu
 
 
-def use_line(seen: UseSeen, idle: float) -> UseLine:
+def use_line(gpu_use: UseSeen, idle: float) -> UseLine:
     """Return the use in words. `idle`: seconds for which it has done nothing."""
-    known = seen.lately is not None
-    little = known and seen.minutes >= LONG and (seen.lately or 0) < LITTLE
+    is_known = gpu_use.lately is not None
+    little = is_known and gpu_use.minutes >= LONG and (gpu_use.lately or 0) < LITTLE
     return UseLine(
-        used=f"used {seen.lately} % over the last {seen.minutes} min" if known else "what it does is not known now",
-        memory="" if seen.memory is None else f"{seen.memory} %",
-        temperature="" if seen.temperature is None else f"{seen.temperature} °C",
+        used=f"used {gpu_use.lately} % over the last {gpu_use.minutes} min"
+        if is_known
+        else "what it does is not known now",
+        memory="" if gpu_use.memory is None else f"{gpu_use.memory} %",
+        temperature="" if gpu_use.temperature is None else f"{gpu_use.temperature} °C",
         idle=f"has done nothing for {lasted(idle)}" if idle >= RESTS else "",
         little=little or idle >= RESTS,
     )

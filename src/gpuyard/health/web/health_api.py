@@ -60,7 +60,7 @@ class HealthFilter(BaseModel):
 
     def matches(self, row: HealthRow) -> bool:
         pairs = ((self.pool, row.pool), (self.host, row.host), (self.state, row.state), (self.card, row.card))
-        return all(not wanted or value in wanted for wanted, value in pairs)
+        return all(not allowed or value in allowed for allowed, value in pairs)
 
 
 class RecordPage(BaseModel):

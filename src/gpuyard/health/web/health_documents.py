@@ -188,8 +188,8 @@ class Viewer:
 def health_row(
     view: GpuView, bad: int, eyes: Viewer, may: Iterable[str], lent: str = "", *, scrubbed: bool, acceptance: str = ""
 ) -> HealthRow:
-    gpu, asked = view.health, view.question
-    code = asked.code if asked else gpu.signal
+    gpu, question = view.health, view.question
+    code = question.code if question else gpu.signal
     signal = SIGNALS.get(code)
     own = eyes.verdicts.of(gpu.signal, gpu.name, gpu.pool) if gpu.signal in SIGNALS else None
     trial = gpu.trial if eyes.admin and gpu.trial is not None and gpu.trial.state is not HealthState.FINE else None
@@ -215,7 +215,7 @@ def health_row(
         maintenance=view.maintenance,
         until=gpu.until,
         asked=gpu.asked,
-        question=_question(gpu, asked, eyes) if asked else "",
+        question=_question(gpu, question, eyes) if question else "",
         lent=lent,
         keeper=_name(gpu.keeper, eyes),
         accepted=gpu.accepted,
@@ -223,7 +223,7 @@ def health_row(
         acceptance=acceptance if eyes.admin else "",
         baseline=_baseline(gpu.baseline, eyes),
         shown=facts_words(gpu.shown),
-        overruled=[one.text for one in eyes.verdicts.overruled(gpu.name, gpu.pool)] if eyes.admin else [],
+        overruled=[verdict.text for verdict in eyes.verdicts.overruled(gpu.name, gpu.pool)] if eyes.admin else [],
         trial=_trial(trial) if trial else "",
         trial_state=trial.state if trial else None,
         bad=bad,
@@ -273,12 +273,12 @@ def _baseline(baseline: Baseline | None, eyes: Viewer) -> str:
     return f"{facts_words(baseline.facts)} (taken {minute_text(baseline.taken)}{by})"
 
 
-def _question(gpu: GpuHealth, seen: Observation, eyes: Viewer) -> str:
-    verdict = eyes.verdicts.of(seen.code, gpu.name, gpu.pool)
-    said = f": {seen.evidence}" if seen.evidence and eyes.admin else ""
+def _question(gpu: GpuHealth, observation: Observation, eyes: Viewer) -> str:
+    verdict = eyes.verdicts.of(observation.code, gpu.name, gpu.pool)
+    evidence = f": {observation.evidence}" if observation.evidence and eyes.admin else ""
     return (
-        f"{verdict.cause} ({seen.code}){said}. It should be kept back, and too much of pool {gpu.pool} is so already. "
-        "Quarantine it, look after those that are out already, or release it: it then stays in use."
+        f"{verdict.cause} ({observation.code}){evidence}. It should be kept back, and too much of pool {gpu.pool} is "
+        "so already. Quarantine it, look after those that are out already, or release it: it then stays in use."
     )
 
 

@@ -123,14 +123,14 @@ class HealthCollector(Collector):
             "When a host is to be back, as somebody has said last.",
             labels=["host"],
         )
-        for one in self._service.maintenances.open():
-            states.add_metric([one.host, one.state.value], 1)
-            ends.add_metric([one.host], one.promised.timestamp())
+        for maintenance in self._service.maintenances.open():
+            states.add_metric([maintenance.host, maintenance.state.value], 1)
+            ends.add_metric([maintenance.host], maintenance.promised.timestamp())
         yield states
         yield ends
 
     def _of_events(self, new: Sequence[HealthEvent], all_: Sequence[HealthEvent], now: datetime) -> Iterator[Metric]:
-        bad = [(one.id, one.time, one.signal) for one in new if is_failure(one)]
+        bad = [(event.id, event.time, event.signal) for event in new if is_failure(event)]
         self._by_signal.update(self._quarantines.new(now, bad))
         for seconds in self._scrubs.new(now, scrubs(all_, self._scrubs.since(now))):
             self._seconds.add(seconds)

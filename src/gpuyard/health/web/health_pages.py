@@ -40,5 +40,5 @@ def install(app: FastAPI, sources: PortalContext, book: HealthReader, maintenanc
         shown = replace(shown, out=out, others=others, repeats=repeats)
         views = maintenance.views() if maintenance is not None else []
         maintenances = [maintenance_card(maintenance_row(view), sources.now()) for view in views]
-        ways = [one.value for one in By]
+        ways = [way.value for way in By]
         return page(request, "health.html", page=shown, ways=ways, maintenances=maintenances, q=q)

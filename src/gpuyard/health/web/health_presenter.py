@@ -234,17 +234,19 @@ def record_lines(events: Sequence[HealthEventRow], now: datetime) -> list[Record
 def health_page(
     rows: Sequence[HealthRow], out: Sequence[RepairRow], repeats: Iterable[RepeatRow], by: str, now: datetime
 ) -> HealthPage:
-    kept = {(one.gpu.host, one.gpu.address) for one in out}
+    out_places = {(repair.gpu.host, repair.gpu.address) for repair in out}
     counts = {state: sum(row.state is state for row in rows) for state in HealthState}
     return HealthPage(
-        states=[StateLine(one.value, COLOURS[one], count, MEANINGS[one]) for one, count in counts.items() if count],
-        asked=sum(one.gpu.asked for one in out),
-        out=[OutCard(health_card(one.gpu, now), record_lines(one.tried, now)) for one in out],
+        states=[
+            StateLine(state.value, COLOURS[state], count, MEANINGS[state]) for state, count in counts.items() if count
+        ],
+        asked=sum(repair.gpu.asked for repair in out),
+        out=[OutCard(health_card(repair.gpu, now), record_lines(repair.tried, now)) for repair in out],
         silent=_silent(rows, now),
         repeats=[_repeat(repeat, now) for repeat in repeats],
         by=by,
         unscrubbed=sorted({row.pool for row in rows if not row.scrubbed}),
-        others=[health_card(row, now) for row in rows if (row.host, row.address) not in kept],
+        others=[health_card(row, now) for row in rows if (row.host, row.address) not in out_places],
         trials=[health_card(row, now) for row in rows if row.trial],
     )
 

@@ -79,14 +79,14 @@ class HealthReader:
     ) -> tuple[list[HealthEventRow], int | None]:
         """Return lines of a GPU's record, the newest first, and the `before` of the next page; None on the last."""
         host, _, address = gpu.partition("/")
-        found = self._service.store.events(host, address.lower(), limit=limit, before=before)
+        events = self._service.store.events(host, address.lower(), limit=limit, before=before)
         eyes = self.eyes(who)
-        return [event_row(event, eyes) for event in found], found[-1].id if len(found) == limit else None
+        return [event_row(event, eyes) for event in events], events[-1].id if len(events) == limit else None
 
     def out(self, who: Visitor) -> list[RepairRow]:
         """Return GPUs that are kept back or should be, the longest waiting first, and what was tried."""
-        views = [one for one in self._service.view() if one.health.state in KEPT_BACK or one.health.asked]
-        views.sort(key=lambda one: (not one.health.asked, one.health.since, one.health.name))
+        views = [view for view in self._service.view() if view.health.state in KEPT_BACK or view.health.asked]
+        views.sort(key=lambda view: (not view.health.asked, view.health.since, view.health.name))
         eyes, rows = self.eyes(who), self._rows(views, who)
         return [
             RepairRow(gpu=row, tried=[event_row(event, eyes) for event in self._tried(view.health)])
@@ -154,7 +154,7 @@ class HealthReader:
         """``host/address`` of the GPUs that somebody has, or lately had."""
         now, person = self._sources.now(), who.person
         own = {gpu for gpu, claim in self._claims(who) if claim.user_id == person.user_id}
-        wanted = Query(
+        query = Query(
             user_id=person.user_id,
             kinds=frozenset({BookingKind.BOOKING}),
             states=frozenset({BookingState.ACTIVE, BookingState.ENDED}),
@@ -162,10 +162,10 @@ class HealthReader:
             end=now,
         )
         names = {lane.id: [f"{lane.host}/{address}" for address in lane.addresses] for lane in self._ledger.lanes()}
-        return frozenset(own.union(*(gpus_of(booking, names) for booking in self._ledger.find(wanted))))
+        return frozenset(own.union(*(gpus_of(booking, names) for booking in self._ledger.find(query))))
 
     def _claims(self, who: Visitor) -> list[tuple[str, Claim]]:
         """(GPU, server) of all servers of projects of theirs."""
         view, projects = self._sources.inventory.latest(), projects_of(who)
-        found = ((status.gpu, status.claim) for status in (view.statuses if view else ()))
-        return [(f"{gpu.host}/{gpu.address}", claim) for gpu, claim in found if claim and claim.project_id in projects]
+        claims = ((status.gpu, status.claim) for status in (view.statuses if view else ()))
+        return [(f"{gpu.host}/{gpu.address}", claim) for gpu, claim in claims if claim and claim.project_id in projects]

@@ -25,13 +25,13 @@ class RecordedChecks:
 
     def _check(self, host: str) -> Sequence[Finding]:
         """The worst first; of a host of the site whose recording cannot be read (any more) that it cannot."""
-        known = self._site.site.hosts.get(host)
-        if known is None:
+        site_host = self._site.site.hosts.get(host)
+        if site_host is None:
             return ()
-        path = self._site.path.parent / known.recording
+        path = self._site.path.parent / site_host.recording
         try:
             tree, inventory = replay_tree(path.read_text(encoding="utf-8"), str(path))
-            found = check(Machine(tree, inventory, judge(inventory)))
+            findings = check(Machine(tree, inventory, judge(inventory)))
         except (OSError, UsageError, ValueError) as error:
             return (Finding("recording", Severity.UNKNOWN, "", f"the recording cannot be read: {error}"),)
-        return tuple(sorted(found, key=lambda one: one.severity.rank))
+        return tuple(sorted(findings, key=lambda finding: finding.severity.rank))

@@ -67,8 +67,8 @@ def _install_steps(app: FastAPI, service: MaintenanceService) -> None:
     def plan_maintenance(who: Who, ask: MaintenanceAsk) -> MaintenanceRow:
         """Nothing new is booked on a host in a time; bookings there move, owners of those that cannot are told."""
         require(who.person, Verb.REPAIR)
-        one = service.plan(ask.host, ask.start, ask.end, ask.comment, who.person, ask.may_go_down)
-        return maintenance_row(service.view(one.id))
+        maintenance = service.plan(ask.host, ask.start, ask.end, ask.comment, who.person, ask.may_go_down)
+        return maintenance_row(service.view(maintenance.id))
 
     @app.post("/v1/maintenances/check", tags=[TAG], responses=responses(404, 409, headers=False))
     def check_maintenance(who: Who, question: MaintenanceQuestion) -> MaintenanceAnswer:

@@ -150,33 +150,33 @@ class MaintenanceList(BaseModel):
 
 
 def maintenance_row(view: MaintenanceView) -> MaintenanceRow:
-    one = view.maintenance
+    maintenance = view.maintenance
     return MaintenanceRow(
-        id=one.id,
-        host=one.host,
-        state=one.state,
-        since=one.since,
-        start=one.start,
-        end=one.until,
-        comment=one.why,
-        by=one.by,
-        begun=one.begun,
-        done=one.done,
-        done_by=one.done_by,
-        problems=list(one.problems),
+        id=maintenance.id,
+        host=maintenance.host,
+        state=maintenance.state,
+        since=maintenance.since,
+        start=maintenance.start,
+        end=maintenance.until,
+        comment=maintenance.why,
+        by=maintenance.by,
+        begun=maintenance.begun,
+        done=maintenance.done,
+        done_by=maintenance.done_by,
+        problems=list(maintenance.problems),
         gpus=view.gpus,
-        servers=[_server(claim, one.may_go_down) for claim in view.servers or ()],
-        servers_known=view.servers is not None or not one.open,
+        servers=[_server(claim, maintenance.may_go_down) for claim in view.servers or ()],
+        servers_known=view.servers is not None or not maintenance.open,
         bookings=[_booking(booking) for booking in view.bookings],
-        may=[step for step in STEPS[one.state] if step not in _not_now(one)],
+        may=[step for step in STEPS[maintenance.state] if step not in _not_now(maintenance)],
     )
 
 
-def _not_now(one: Maintenance) -> tuple[str, ...]:
+def _not_now(maintenance: Maintenance) -> tuple[str, ...]:
     """Work that has not begun is not done, and work that was done is not cancelled."""
-    if one.done:
+    if maintenance.done:
         return ("cancel",)
-    return ("done",) if one.state is MaintenanceState.DRAINING else ()
+    return ("done",) if maintenance.state is MaintenanceState.DRAINING else ()
 
 
 def maintenance_answer(host: str, forecast: MaintenanceForecast) -> MaintenanceAnswer:

@@ -84,14 +84,14 @@ def maintenance_card(row: MaintenanceRow, now: datetime) -> MaintenanceCard:
     )
 
 
-def _server(one: MaintenanceServer) -> str:
-    owner = f" of {one.user} ({one.project})" if one.user else ""
-    return f"server {one.name}{owner}{', which may go down' if one.may_go_down else ''}"
+def _server(server: MaintenanceServer) -> str:
+    owner = f" of {server.user} ({server.project})" if server.user else ""
+    return f"server {server.name}{owner}{', which may go down' if server.may_go_down else ''}"
 
 
-def _booking(one: MaintenanceBooking, now: datetime) -> str:
-    what = "runner" if one.kind is BookingKind.RUNNER else f"booking {one.id} of"
-    return f"{what} {one.user} until {since(one.end, now).exact}"
+def _booking(booking: MaintenanceBooking, now: datetime) -> str:
+    what = "runner" if booking.kind is BookingKind.RUNNER else f"booking {booking.id} of"
+    return f"{what} {booking.user} until {since(booking.end, now).exact}"
 
 
 def _button(step: str, *, again: bool) -> StepButton:

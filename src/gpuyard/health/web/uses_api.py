@@ -83,9 +83,11 @@ def install(app: FastAPI, ledger: Ledger, agents: AgentService | None) -> None:
             kinds=frozenset({BookingKind.BOOKING}),
             states=frozenset({BookingState.ACTIVE}),
         )
-        found = [one for one in ledger.find(query, MOST) if may(in_project_of(who, one), Verb.SEE_USE, one)]
+        bookings = [
+            booking for booking in ledger.find(query, MOST) if may(in_project_of(who, booking), Verb.SEE_USE, booking)
+        ]
         names, snapshot = gpu_names(ledger.lanes()), agents.seen()
-        return UseList(asked=True, uses=[_row(one, names, agents, snapshot) for one in found])
+        return UseList(asked=True, uses=[_row(booking, names, agents, snapshot) for booking in bookings])
 
 
 def _row(booking: Booking, names: Mapping[int, list[str]], agents: AgentService, snapshot: Snapshot | None) -> UseRow:
@@ -128,5 +130,5 @@ def _hours(use: UseSeen) -> float:
 
 
 def _mean(percents: Sequence[int | None]) -> int | None:
-    known = [percent for percent in percents if percent is not None]
-    return round(sum(known) / len(known)) if known and len(known) == len(percents) else None
+    measured = [percent for percent in percents if percent is not None]
+    return round(sum(measured) / len(measured)) if measured and len(measured) == len(percents) else None

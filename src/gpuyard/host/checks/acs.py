@@ -84,12 +84,12 @@ def _word(config: bytes, offset: int) -> int:
     return int(struct.unpack_from("<H", config, offset)[0]) if offset + 2 <= len(config) else 0
 
 
-def _capability(config: bytes, wanted: int) -> Optional[int]:
+def _capability(config: bytes, capability_id: int) -> Optional[int]:
     place = config[FIRST_CAPABILITY] & 0xFC if _word(config, STATUS) & HAS_CAPABILITIES else 0
     for _ in range(48):  # as many as there is room for: a broken device may have a loop
         if place < HEADER or place + 2 > len(config):
             return None
-        if config[place] == wanted:
+        if config[place] == capability_id:
             return place
         place = config[place + 1] & 0xFC
     return None

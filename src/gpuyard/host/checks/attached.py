@@ -17,7 +17,7 @@ USB_DEVICE = re.compile(r"\d+-\d+(\.\d+)*")
 
 def frame_buffers(tree: Tree) -> List[Tuple[str, str]]:
     """(address, name) of each of the firmware's frame buffers that lies in the memory of a PCI function."""
-    found: List[Tuple[str, str]] = []
+    buffers: List[Tuple[str, str]] = []
     above: List[Tuple[int, str]] = []
     for line in (tree.read("proc/iomem") or "").splitlines():
         depth, name = len(line) - len(line.lstrip()), line.partition(" : ")[2]
@@ -25,10 +25,10 @@ def frame_buffers(tree: Tree) -> List[Tuple[str, str]]:
             above.pop()
         if FRAME_BUFFER.fullmatch(name):
             functions = [owner for _, owner in above if PCI_ADDRESS.fullmatch(owner)]
-            if functions and functions[-1] not in [address for address, _ in found]:
-                found.append((functions[-1], name))
+            if functions and functions[-1] not in [address for address, _ in buffers]:
+                buffers.append((functions[-1], name))
         above.append((depth, name))
-    return found
+    return buffers
 
 
 def text_console(tree: Tree) -> Optional[Tuple[str, str]]:
@@ -47,12 +47,12 @@ def usb_devices(tree: Tree, controller: PciFunction) -> List[Tuple[str, str]]:
     """(path, what it is) of each device that is plugged in; a controller's own root hubs are none."""
     path = tree.resolve(f"{DEVICES}/{controller.address}")
     waiting = [f"{path}/{name}" for name in tree.names(path) if re.fullmatch(r"usb\d+", name)]
-    found: List[Tuple[str, str]] = []
+    devices: List[Tuple[str, str]] = []
     while waiting:
         folder = waiting.pop(0)
         for name in tree.names(folder):
             # A device is a folder here; a link could lead back up, and there would be no end to it.
             if USB_DEVICE.fullmatch(name) and tree.link(f"{folder}/{name}") is None:
-                found.append((f"{folder}/{name}", tree.read(f"{folder}/{name}/product") or f"device {name}"))
+                devices.append((f"{folder}/{name}", tree.read(f"{folder}/{name}/product") or f"device {name}"))
                 waiting.append(f"{folder}/{name}")
-    return found
+    return devices

@@ -20,48 +20,48 @@ WHY = "find out what changed (kernel, firmware, pcie_acs_override, another slot)
 Pairs = Sequence[Tuple[PciFunction, PciFunction]]
 
 
-def drift(recorded: Inventory, seen: Inventory) -> List[Finding]:
+def drift(recorded: Inventory, observed: Inventory) -> List[Finding]:
     """Everything that differs and that Nova would go wrong by; empty when nothing does."""
-    same, moved, replaced, gone, new = _matched(recorded, seen)
+    same, moved, replaced, gone, new = _matched(recorded, observed)
     answers = [
-        *_iommu(recorded, seen),
+        *_iommu(recorded, observed),
         *_gone(gone),
         *_replaced(replaced),
         *_moved(moved),
         *_new(new),
         *_sriov([*same, *moved]),
-        *_groups(recorded, seen, same, moved),
-        *_blocked(recorded, seen, [*same, *moved]),
+        *_groups(recorded, observed, same, moved),
+        *_blocked(recorded, observed, [*same, *moved]),
     ]
     return [Finding(CODE, severity, "", reason, remedy) for severity, reason, remedy in answers]
 
 
 def _matched(
-    recorded: Inventory, seen: Inventory
+    recorded: Inventory, observed: Inventory
 ) -> Tuple[Pairs, Pairs, Pairs, Sequence[PciFunction], Sequence[PciFunction]]:
     """Pairs that stayed, that moved (same ids, other address), that replace one another; what went, what is new."""
     before = {gpu.address: gpu for gpu in recorded.gpus}
-    after = {gpu.address: gpu for gpu in seen.gpus}
+    after = {gpu.address: gpu for gpu in observed.gpus}
     same = [(gpu, after[at]) for at, gpu in before.items() if at in after and after[at].ids == gpu.ids]
     for gpu, _ in same:
         del before[gpu.address], after[gpu.address]
     moved: List[Tuple[PciFunction, PciFunction]] = []
     for gpu in list(before.values()):
-        found = next((other for other in after.values() if other.ids == gpu.ids), None)
-        if found is not None:
-            moved.append((gpu, found))
-            del before[gpu.address], after[found.address]
+        match = next((candidate for candidate in after.values() if candidate.ids == gpu.ids), None)
+        if match is not None:
+            moved.append((gpu, match))
+            del before[gpu.address], after[match.address]
     replaced = [(gpu, after[at]) for at, gpu in before.items() if at in after]
     for gpu, _ in replaced:
         del before[gpu.address], after[gpu.address]
     return same, moved, replaced, list(before.values()), list(after.values())
 
 
-def _iommu(recorded: Inventory, seen: Inventory) -> Answer:
-    if recorded.iommu_on and not seen.iommu_on:
+def _iommu(recorded: Inventory, observed: Inventory) -> Answer:
+    if recorded.iommu_on and not observed.iommu_on:
         reason = "the IOMMU is off now and was on: no VM with a GPU can start, and Nova goes on offering them"
         yield Severity.ERROR, reason, "gpuyard host check says why; look at the kernel command line and the firmware"
-    elif seen.iommu_on and not recorded.iommu_on:
+    elif observed.iommu_on and not recorded.iommu_on:
         yield Severity.WARNING, "the IOMMU is on now, and was off when the host was recorded: no group is known", AGAIN
 
 
@@ -98,18 +98,18 @@ def _sriov(pairs: Pairs) -> Answer:
             yield Severity.ERROR, reason, f"switch SR-IOV back in the firmware, or {AGAIN}"
 
 
-def _groups(recorded: Inventory, seen: Inventory, same: Pairs, moved: Pairs) -> Answer:
+def _groups(recorded: Inventory, observed: Inventory, same: Pairs, moved: Pairs) -> Answer:
     """Who is together with whom, each group once. Cards that moved are looked for at their new address."""
-    if not (recorded.iommu_on and seen.iommu_on):
+    if not (recorded.iommu_on and observed.iommu_on):
         return
     cards = {before.card: after.card for before, after in moved}
-    told: List[FrozenSet[str]] = []
+    reported: List[FrozenSet[str]] = []
     for before, after in [*same, *moved]:
         was = frozenset(_at(address, cards) for address in _together(recorded, before))
-        now = _together(seen, after)
-        if was == now or now in told:
+        now = _together(observed, after)
+        if was == now or now in reported:
             continue
-        told.append(now)
+        reported.append(now)
         changes = [f"{word} {_list(addresses)}" for word, addresses in (("with", now - was), ("without", was - now))]
         text = ", ".join(change for change in changes if not change.endswith(" "))
         reason = f"the IOMMU group of {_named(after)} is another: now {text}"
@@ -131,13 +131,13 @@ def _list(addresses: Iterable[str]) -> str:
     return ", ".join(sorted(addresses))
 
 
-def _blocked(recorded: Inventory, seen: Inventory, pairs: Pairs) -> Answer:
+def _blocked(recorded: Inventory, observed: Inventory, pairs: Pairs) -> Answer:
     """Groups that could be given away and now hold something that the host needs."""
-    if not seen.iommu_on:
+    if not observed.iommu_on:
         return
     usable = {gpu.address for slot in judge(recorded) if slot.usable for gpu in slot.gpus}
     before: Dict[str, str] = {after.address: old.address for old, after in pairs}
-    for slot in judge(seen):
+    for slot in judge(observed):
         if not slot.usable and any(before.get(gpu.address) in usable for gpu in slot.gpus):
             gpus = ", ".join(gpu.short_address for gpu in slot.gpus)
             reason = f"{gpus} could be given away and cannot now: {'; '.join(slot.reasons)}"

@@ -43,9 +43,9 @@ def in_use(machine: Machine) -> Answer:
     """Processes that hold a member. An unbind waits for them, so they must end before a GPU changes hands."""
     if not any(member.driver for member in machine.members):
         return
-    seen, held = machine.processes, False
+    processes, is_held = machine.processes, False
     for holder, functions in _by_holder(machine):
-        held = True
+        is_held = True
         if holder.is_vm:
             yield Severity.OK, f"a VM ({holder}) has {named(functions)}", ""
         else:
@@ -55,21 +55,21 @@ def in_use(machine: Machine) -> Answer:
                 reason,
                 _remedy(machine, holder),
             )
-    if seen.hidden:
+    if processes.hidden:
         yield (
             Severity.UNKNOWN,
             "which processes hold a GPU cannot be seen",
             "look again on the machine itself, as root",
         )
-    elif seen.unseen:
-        suspects = sorted({*seen.unseen.values()} & USUAL_HOLDERS.keys())
+    elif processes.unseen:
+        suspects = sorted({*processes.unseen.values()} & USUAL_HOLDERS.keys())
         among = f"; among them {', '.join(suspects)}" if suspects else ""
         yield (
             Severity.UNKNOWN,
             f"not all processes could be looked at, and one may hold a GPU{among}",
             "look again as root",
         )
-    elif not held:
+    elif not is_held:
         yield Severity.OK, "no process holds a GPU or a companion", ""
 
 
@@ -81,13 +81,13 @@ def _remedy(machine: Machine, holder: DeviceHolder) -> str:
 
 def _by_holder(machine: Machine) -> Iterable[Tuple[DeviceHolder, List[PciFunction]]]:
     """Each process once, with one of the device nodes that it has open and the members that it holds."""
-    found: Dict[int, Tuple[DeviceHolder, List[PciFunction]]] = {}
+    holders_by_pid: Dict[int, Tuple[DeviceHolder, List[PciFunction]]] = {}
     for member in machine.members:
         for holder in machine.processes.holders.get(member.address, ()):
-            functions = found.setdefault(holder.pid, (holder, []))[1]
+            functions = holders_by_pid.setdefault(holder.pid, (holder, []))[1]
             if member not in functions:
                 functions.append(member)
-    return found.values()
+    return holders_by_pid.values()
 
 
 def console(machine: Machine) -> Answer:
@@ -113,8 +113,8 @@ def console(machine: Machine) -> Answer:
 
 def kernel_version(release: str) -> Tuple[int, ...]:
     """``6.1.0-56-amd64`` -> (6, 1); empty when it is unknown."""
-    found = re.match(r"([0-9]{1,9})\.([0-9]{1,9})", release)
-    return (int(found.group(1)), int(found.group(2))) if found else ()
+    match = re.match(r"([0-9]{1,9})\.([0-9]{1,9})", release)
+    return (int(match.group(1)), int(match.group(2))) if match else ()
 
 
 def usb(machine: Machine) -> Answer:
@@ -131,19 +131,19 @@ def usb(machine: Machine) -> Answer:
 
 def native_drivers(machine: Machine) -> Answer:
     """Native drivers that would take a member at the next boot, before vfio-pci does."""
-    found = machine.takers
-    kept = kept_out(machine.tree, machine.inventory.facts.command_line)
+    takers = machine.takers
+    excluded = kept_out(machine.tree, machine.inventory.facts.command_line)
     open_doors: Dict[str, List[str]] = {}
-    for address, modules in found.items():
+    for address, modules in takers.items():
         for module in modules:
-            if not module.startswith(("vfio", "pci_stub")) and module not in kept:
+            if not module.startswith(("vfio", "pci_stub")) and module not in excluded:
                 open_doors.setdefault(module, []).append(machine.inventory.function(address).short_address)
     for module, addresses in sorted(open_doors.items()):
         remedy = f"gpuyard host apply lets VFIO come first; by hand: softdep {module} pre: vfio-pci"
         yield Severity.WARNING, f"{module} would take {', '.join(addresses)} at boot", remedy
-    closed = sorted({module for modules in found.values() for module in modules} & kept.keys())
+    closed = sorted({module for modules in takers.values() for module in modules} & excluded.keys())
     if closed:
-        yield Severity.OK, f"kept out: {', '.join(f'{module} ({kept[module]})' for module in closed)}", ""
+        yield Severity.OK, f"kept out: {', '.join(f'{module} ({excluded[module]})' for module in closed)}", ""
 
 
 def vfio(machine: Machine) -> Answer:
@@ -169,12 +169,12 @@ def vfio(machine: Machine) -> Answer:
 
 def variants(machine: Machine) -> Answer:
     """vfio-pci would do, but for what the card can beyond: a driver of its own knows its memory or its migration."""
-    found: Dict[str, List[PciFunction]] = {}
+    functions_by_module: Dict[str, List[PciFunction]] = {}
     for address, modules in machine.takers.items():
         special = [name for name in modules if is_vfio(name) and canonical(name) != "vfio_pci"]
         if special:
-            found.setdefault(special[0], []).append(machine.inventory.function(address))
-    for module, functions in found.items():
+            functions_by_module.setdefault(special[0], []).append(machine.inventory.function(address))
+    for module, functions in functions_by_module.items():
         for cards in by_model(functions):
             reason = f"{cards}: has a driver of its own for VFIO, {module}"
             remedy = f"bind {module} instead of vfio-pci, and set managed=no for it in Nova (libvirt 10.0, QEMU 8.2.2)"

@@ -49,13 +49,13 @@ QUIRKS = (
 def quirks(machine: Machine) -> Answer:
     version = qemu_version(machine.tree)
     for quirk in QUIRKS:
-        found = [gpu for gpu in machine.inventory.gpus if gpu.ids in quirk.ids]
+        affected = [gpu for gpu in machine.inventory.gpus if gpu.ids in quirk.ids]
         if quirk.since_qemu and version and version >= quirk.since_qemu:
             continue
-        here = f"; here is {text_of(version)}" if quirk.since_qemu and version else ""
+        version_note = f"; here is {text_of(version)}" if quirk.since_qemu and version else ""
         source = f" ({quirk.source})" if quirk.source else ""
-        for cards in by_model(found):
-            yield Severity.WARNING, f"{cards}: {quirk.what}{here}{source}", quirk.remedy
+        for cards in by_model(affected):
+            yield Severity.WARNING, f"{cards}: {quirk.what}{version_note}{source}", quirk.remedy
 
 
 def nvswitch(machine: Machine) -> Answer:

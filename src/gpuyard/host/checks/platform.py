@@ -20,11 +20,11 @@ GIB_IN_KIB = 2**20
 
 def virtualisation(machine: Machine) -> Answer:
     text = machine.tree.read("proc/cpuinfo") or ""
-    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    flags = found.group(1).split() if found else []
+    match = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    flags = match.group(1).split() if match else []
     if "svm" in flags or "vmx" in flags:
         yield Severity.OK, f"the CPU can run VMs ({'AMD-V' if 'svm' in flags else 'VT-x'})", ""
-    elif not found:
+    elif not match:
         yield (
             Severity.UNKNOWN,
             "the CPU's flags are not to be seen",
@@ -148,27 +148,27 @@ def _size(kib: int) -> str:
 def software(machine: Machine) -> Answer:
     """By files. A libvirt in a container (Kolla) leaves none on the host."""
     libvirt, qemu = libvirt_version(machine.tree), qemu_version(machine.tree)
-    found: List[str] = [f"libvirt {text_of(libvirt)}"] if libvirt else []
+    installed: List[str] = [f"libvirt {text_of(libvirt)}"] if libvirt else []
     if qemu:
-        found.append(f"QEMU {text_of(qemu)}")
+        installed.append(f"QEMU {text_of(qemu)}")
     elif has_qemu(machine.tree):
-        found.append("QEMU, whose version cannot be told without running it,")
-    if not found:
+        installed.append("QEMU, whose version cannot be told without running it,")
+    if not installed:
         reason = "no libvirt or QEMU is to be seen on the host itself: right where they run in containers (Kolla)"
         yield Severity.OK, reason, "otherwise install them with nova-compute"
         return
-    for name, seen, least in (("libvirt", libvirt, LEAST_LIBVIRT), ("QEMU", qemu, LEAST_QEMU)):
-        if seen and seen < least[: len(seen)]:
-            reason = f"{name} {text_of(seen)} is installed, and Nova 2026.2 wants {text_of(least)} or newer"
+    for name, version, least in (("libvirt", libvirt, LEAST_LIBVIRT), ("QEMU", qemu, LEAST_QEMU)):
+        if version and version < least[: len(version)]:
+            reason = f"{name} {text_of(version)} is installed, and Nova 2026.2 wants {text_of(least)} or newer"
             yield Severity.WARNING, reason, "update it, unless Nova's runs in a container"
-    yield Severity.OK, f"{' and '.join(found)} {'are' if len(found) > 1 else 'is'} installed", ""
+    yield Severity.OK, f"{' and '.join(installed)} {'are' if len(installed) > 1 else 'is'} installed", ""
 
 
 def pending_reboot(machine: Machine) -> Answer:
     """What gpuyard has set and does not run yet, or the other way round."""
-    found = pending.seen(machine.tree, machine.inventory)
-    for setting in pending.needs_reboot(found):
+    settings = pending.seen(machine.tree, machine.inventory)
+    for setting in pending.needs_reboot(settings):
         yield Severity.WARNING, f"{setting.name}: {setting.state.value}", "reboot, then gpuyard host verify"
-    running = sum(setting.state is pending.State.ACTIVE for setting in found)
+    running = sum(setting.state is pending.State.ACTIVE for setting in settings)
     if running:
         yield Severity.OK, f"{running} settings of gpuyard's are in force", ""

@@ -44,7 +44,7 @@ Answer = Iterable[Tuple[Optional[int], Severity, str, str]]
 
 def verify(
     machine: Machine,
-    wanted: Sequence[Passthrough],
+    passthroughs: Sequence[Passthrough],
     recorded: Mapping[str, Optional[int]],
     open_group: OpenGroup = vfio.open_group,
 ) -> List[Finding]:
@@ -56,12 +56,12 @@ def verify(
 
     Opens the groups that no VM has, which resets their functions: not while a VM is being started on them.
     """
-    if not wanted:
+    if not passthroughs:
         remedy = "gpuyard host plan shows what apply would prepare"
         severity = Severity.ERROR if machine.inventory.gpus else Severity.WARNING
         reason = "gpuyard has prepared no function for VMs: nothing to verify"
         return [Finding("functions", severity, "", reason, remedy)]
-    by_address = {function.address: function for function in wanted}
+    by_address = {function.address: function for function in passthroughs}
     climb = Climb(machine, by_address, recorded, open_group, _standing(machine, by_address))
     findings: List[Finding] = []
     for code, rung in CHECKS.items():
@@ -75,12 +75,12 @@ def verify(
     return findings
 
 
-def _standing(machine: Machine, wanted: Mapping[str, Passthrough]) -> Dict[int, Tuple[PciFunction, ...]]:
+def _standing(machine: Machine, passthroughs: Mapping[str, Passthrough]) -> Dict[int, Tuple[PciFunction, ...]]:
     """The groups of the wanted functions."""
     return {
         number: tuple(member for member in members if not member.is_bridge)
         for number, members in machine.inventory.groups().items()
-        if any(member.address in wanted for member in members)
+        if any(member.address in passthroughs for member in members)
     }
 
 
@@ -91,21 +91,23 @@ def _iommu(climb: Climb) -> Answer:
 
 def _functions(climb: Climb) -> Answer:
     inventory = climb.machine.inventory
-    seen = {function.address: function for function in inventory.functions}
+    functions = {function.address: function for function in inventory.functions}
     right = 0
-    for wanted in climb.wanted.values():
-        function = seen.get(wanted.address)
+    for passthrough in climb.wanted.values():
+        function = functions.get(passthrough.address)
         if function is None:
-            elsewhere = [f.address for f in seen.values() if f.ids == wanted.ids and f.address not in climb.wanted]
+            elsewhere = [
+                f.address for f in functions.values() if f.ids == passthrough.ids and f.address not in climb.wanted
+            ]
             hint = f"; the same model is at {', '.join(elsewhere)}" if elsewhere else ""
             remedy = "was the card moved or taken out, gpuyard host plan; else look at its seat and its power"
-            yield None, Severity.ERROR, f"{wanted.address} {wanted.ids} is not there{hint}", remedy
-        elif function.ids != wanted.ids:
-            reason = f"{wanted.address} is {function.title} [{function.ids}], not {wanted.ids}"
+            yield None, Severity.ERROR, f"{passthrough.address} {passthrough.ids} is not there{hint}", remedy
+        elif function.ids != passthrough.ids:
+            reason = f"{passthrough.address} is {function.title} [{function.ids}], not {passthrough.ids}"
             remedy = "another card sits there: gpuyard host plan shows what changes with it"
             yield function.iommu_group, Severity.ERROR, reason, remedy
         elif function.iommu_group is None and inventory.iommu_on:
-            reason = f"{wanted.address} {function.model} is in no IOMMU group"
+            reason = f"{passthrough.address} {function.model} is in no IOMMU group"
             yield None, Severity.ERROR, reason, "the IOMMU does not see it: move the card to another PCIe slot"
         else:
             right += 1
@@ -122,11 +124,11 @@ def _groups(climb: Climb) -> Answer:
         now -= _ignored(climb)
         old = next(iter(before), None)
         if old is None:
-            there = _list(member.address for member in members)
-            yield number, Severity.OK, f"group {number}: {there}; nothing was recorded to compare it with", ""
+            listed = _list(member.address for member in members)
+            yield number, Severity.OK, f"group {number}: {listed}; nothing was recorded to compare it with", ""
         elif len(before) > 1 or before[old] != now:
-            was = ", ".join(f"group {group} ({_list(addresses)})" for group, addresses in before.items())
-            reason = f"group {number} holds {_list(now)} now; recorded was {was}"
+            recorded = ", ".join(f"group {group} ({_list(addresses)})" for group, addresses in before.items())
+            reason = f"group {number} holds {_list(now)} now; recorded was {recorded}"
             remedy = "kernel, firmware or cards changed: gpuyard host plan and the site's plan, before Nova offers it"
             yield number, Severity.ERROR, reason, remedy
         elif old != number:
@@ -140,8 +142,8 @@ def _groups(climb: Climb) -> Answer:
 def _recorded_groups(climb: Climb, number: int) -> Dict[int, Set[str]]:
     """The groups that the wanted functions of this one were in, with all that was recorded in them."""
     homes = {climb.recorded.get(function.address) for function in climb.of_group(number)}
-    there = {function.address for function in climb.machine.inventory.functions} | climb.wanted.keys()
-    counting = there - _ignored(climb)  # what is gone and no longer wanted is missed by nobody
+    present = {function.address for function in climb.machine.inventory.functions} | climb.wanted.keys()
+    counting = present - _ignored(climb)  # what is gone and no longer wanted is missed by nobody
     return {
         home: {address for address, group in climb.recorded.items() if group == home and address in counting}
         for home in sorted(home for home in homes if home is not None)
@@ -159,16 +161,16 @@ def _drivers(climb: Climb) -> Answer:
     right, total = 0, sum(len(members) for members in climb.groups.values())
     for number, members in climb.groups.items():
         for member in members:
-            what, wanted = f"{member.short_address} {member.model}", climb.wanted.get(member.address)
+            what, passthrough = f"{member.short_address} {member.model}", climb.wanted.get(member.address)
             idle = member.driver in (None, "pci-stub")  # viable, but QEMU cannot pass it
             if not idle and not is_vfio(member.driver):
                 reason = f"{what} is with {member.driver}, a driver of the host: group {number} is not viable"
                 remedy = "gpuyard host apply binds it; gpuyard host check says who takes it at boot"
                 yield number, Severity.ERROR, reason, remedy
-            elif wanted is not None and member.driver != wanted.driver:
+            elif passthrough is not None and member.driver != passthrough.driver:
                 severity = Severity.ERROR if idle and member.is_gpu else Severity.WARNING
                 how = f"with {member.driver}" if member.driver else "without a driver"
-                yield number, severity, f"{what} is {how}, not with {wanted.driver}", "gpuyard host apply"
+                yield number, severity, f"{what} is {how}, not with {passthrough.driver}", "gpuyard host apply"
             else:
                 right += 1
     if right:
@@ -176,14 +178,14 @@ def _drivers(climb: Climb) -> Answer:
 
 
 def _nodes(climb: Climb) -> Answer:
-    there = climb.machine.tree.names("dev/vfio")
-    found = [f"/dev/vfio/{number}" for number in climb.groups if str(number) in there]
+    node_names = climb.machine.tree.names("dev/vfio")
+    nodes = [f"/dev/vfio/{number}" for number in climb.groups if str(number) in node_names]
     for number in climb.groups:
-        if str(number) not in there:
+        if str(number) not in node_names:
             remedy = "look for vfio in dmesg; udev or a container may hide the node"
             yield number, Severity.ERROR, f"there is no /dev/vfio/{number}", remedy
-    if found:
-        yield None, Severity.OK, ", ".join(found), ""
+    if nodes:
+        yield None, Severity.OK, ", ".join(nodes), ""
 
 
 def _opened(climb: Climb) -> Answer:

@@ -61,7 +61,7 @@ def _missing(machine: Machine, functions: List[PciFunction]) -> Answer:
         return  # each mediated device has a group of its own
     groups = machine.inventory.groups()
     tied = [f for f in functions if f.iommu_group is not None
-            and any(one is not f and not one.is_bridge for one in groups[f.iommu_group])]  # fmt: skip
+            and any(member is not f and not member.is_bridge for member in groups[f.iommu_group])]  # fmt: skip
     if tied:
         remedy = "behind another root port, or with ACS, each may have a group of its own; until then none can be given"
         yield (

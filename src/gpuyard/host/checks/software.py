@@ -23,10 +23,10 @@ Version = Tuple[int, ...]
 def libvirt_version(tree: Tree) -> Optional[Version]:
     """By the name that the library's link leads to: ``libvirt.so.0.9000.0`` is 9.0.0. None when there is none."""
     for folder in LIBRARY_FOLDERS:
-        found = re.search(r"libvirt\.so\.0\.([0-9]{1,9})\.([0-9]{1,9})$", tree.link(f"{folder}/{LIBVIRT}") or "")
-        if found:
-            number = int(found.group(1))
-            return number // 1000, number % 1000, int(found.group(2))
+        match = re.search(r"libvirt\.so\.0\.([0-9]{1,9})\.([0-9]{1,9})$", tree.link(f"{folder}/{LIBVIRT}") or "")
+        if match:
+            number = int(match.group(1))
+            return number // 1000, number % 1000, int(match.group(2))
     return None
 
 
@@ -37,8 +37,8 @@ def has_qemu(tree: Tree) -> bool:
 def qemu_version(tree: Tree) -> Optional[Version]:
     """By dpkg's list of packages; None when it is not there (rpm's database is not for reading) or has none."""
     text = qemu_package(tree)
-    found = re.search(r"^Version: (?:[0-9]{1,9}:)?([0-9]{1,9}(?:\.[0-9]{1,9})*)", text, re.MULTILINE)
-    return tuple(int(part) for part in found.group(1).split(".")) if found else None
+    match = re.search(r"^Version: (?:[0-9]{1,9}:)?([0-9]{1,9}(?:\.[0-9]{1,9})*)", text, re.MULTILINE)
+    return tuple(int(part) for part in match.group(1).split(".")) if match else None
 
 
 def qemu_package(tree: Tree) -> str:

@@ -128,9 +128,9 @@ def _open_node(group: int, path: str) -> int:
     return _open(path, absent, {errno.EBUSY: busy})
 
 
-def _open(path: str, absent: VfioRefusedError, known: Optional[Mapping[int, VfioRefusedError]] = None) -> int:
+def _open(path: str, absent: VfioRefusedError, refusals: Optional[Mapping[int, VfioRefusedError]] = None) -> int:
     not_root = VfioRefusedError(VfioProblem.NOT_PERMITTED, f"{path} may not be opened", "run this as root")
-    answers = {**dict.fromkeys(_NOT_THERE, absent), **dict.fromkeys(_NOT_ROOT, not_root), **(known or {})}
+    answers = {**dict.fromkeys(_NOT_THERE, absent), **dict.fromkeys(_NOT_ROOT, not_root), **(refusals or {})}
     with asking(f"opening {path}", answers):
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
@@ -173,10 +173,10 @@ def _read_ids(device: int, address: str) -> str:
 
 def read_region(device: int, index: int, offset: int, size: int) -> bytes:
     """Raises OSError, also when less can be read."""
-    found = os.pread(device, size, region_of(device, index)[1] + offset)
-    if len(found) != size:
+    data = os.pread(device, size, region_of(device, index)[1] + offset)
+    if len(data) != size:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
-    return found
+    return data
 
 
 def region_of(device: int, index: int) -> Tuple[int, int]:
@@ -193,5 +193,5 @@ def asking(what: str, answers: Optional[Mapping[int, VfioRefusedError]] = None) 
     try:
         yield
     except OSError as error:
-        known = (answers or {}).get(error.errno or 0)
-        raise known or VfioRefusedError(VfioProblem.FAILED, f"{what}: {error.strerror}", "dmesg says more") from None
+        refusal = (answers or {}).get(error.errno or 0)
+        raise refusal or VfioRefusedError(VfioProblem.FAILED, f"{what}: {error.strerror}", "dmesg says more") from None

@@ -164,8 +164,8 @@ def _ran(host: HostAccess, step: Step, journal: Journal) -> Journal:
 
 def digests(host: HostAccess, patterns: Sequence[str]) -> Dict[str, str]:
     """Path -> SHA-256 of every file that matches."""
-    found = {path: host.digest(path) for path in matching(host.tree, patterns)}
-    return {path: digest for path, digest in found.items() if digest is not None}
+    digests_by_path = {path: host.digest(path) for path in matching(host.tree, patterns)}
+    return {path: digest for path, digest in digests_by_path.items() if digest is not None}
 
 
 def _remember(host: HostAccess, journal: Journal, plan: Plan) -> Journal:
@@ -204,12 +204,12 @@ def _options(journal: Journal, after: Mapping[str, Any]) -> Tuple[str, ...]:
 
 
 def _remember_functions(host: HostAccess, journal: Journal, inventory: Inventory, addresses: Iterable[str]) -> Journal:
-    known: Dict[str, Before] = dict(journal.functions)
+    functions: Dict[str, Before] = dict(journal.functions)
     for address in addresses:
         function = inventory.function(address)
-        if address not in known or known[address].ids != function.ids:  # another card is there now
-            known[address] = bind.before(host.tree, address, function.ids, function.iommu_group)
-    return replace(journal, functions=known)
+        if address not in functions or functions[address].ids != function.ids:  # another card is there now
+            functions[address] = bind.before(host.tree, address, function.ids, function.iommu_group)
+    return replace(journal, functions=functions)
 
 
 def _remember_modules(tree: Tree, journal: Journal, step: Step) -> Journal:
@@ -220,13 +220,13 @@ def _remember_modules(tree: Tree, journal: Journal, step: Step) -> Journal:
 
 def _folders(tree: Tree, journal: Journal, plan: Plan) -> Tuple[str, ...]:
     """Those of the journal, and those that writing the files and the journal will make."""
-    found = set(journal.folders)
+    folders = set(journal.folders)
     for path in [JOURNAL_FILE, *(step.name[1:] for step in plan.steps if step.kind == "file")]:
         folder = posixpath.dirname(path)
         while folder and not _is_folder(tree, folder):
-            found.add(folder)
+            folders.add(folder)
             folder = posixpath.dirname(folder)
-    return tuple(sorted(found, key=lambda folder: (-folder.count("/"), folder)))
+    return tuple(sorted(folders, key=lambda folder: (-folder.count("/"), folder)))
 
 
 def _is_folder(tree: Tree, path: str) -> bool:
@@ -236,11 +236,11 @@ def _is_folder(tree: Tree, path: str) -> bool:
 
 def matching(tree: Tree, patterns: Sequence[str]) -> Tuple[str, ...]:
     """Files that match glob patterns, which have wildcards in the last part only."""
-    found: List[str] = []
+    paths: List[str] = []
     for pattern in patterns:
         folder, _, name = pattern.rpartition("/")
-        found += [f"{folder}/{entry}" for entry in fnmatch.filter(tree.names(folder), name)]
-    return tuple(found)
+        paths += [f"{folder}/{entry}" for entry in fnmatch.filter(tree.names(folder), name)]
+    return tuple(paths)
 
 
 def _forget(host: HostAccess, journal: Journal) -> None:

@@ -35,16 +35,16 @@ def choose(machine: Machine, wishes: Wishes) -> Choice:
         if not _wanted(slot, wishes):
             notes.append(f"{name}: stays with the host, as asked for")
         elif slot.group is None:
-            found, reasons = _card(machine, slot)
-            functions += found
+            card_functions, reasons = _card(machine, slot)
+            functions += card_functions
             notes += [f"{name}: stays with the host: {reason}" for reason in reasons]
         elif slot.usable and not _strangers(machine, slot, wishes):
             functions += _members(machine, slot)
             notes += [f"{name}: {note}" for note in slot.notes if note.startswith("the host loses")]
         else:
-            asked = wishes.only is not None or any(gpu.address in wishes.give for gpu in slot.gpus)
+            requested = wishes.only is not None or any(gpu.address in wishes.give for gpu in slot.gpus)
             reasons = [*slot.reasons, *_strangers(machine, slot, wishes)]
-            (refusals if asked else notes).append(f"{name}: cannot be given away: {'; '.join(reasons)}")
+            (refusals if requested else notes).append(f"{name}: cannot be given away: {'; '.join(reasons)}")
     ordered = sorted(functions, key=machine.inventory.functions.index)
     return Choice(tuple(ordered), tuple(refusals), tuple(notes))
 
@@ -56,12 +56,12 @@ def slot_name(slot: Slot) -> str:
 
 def _unknown(machine: Machine, wishes: Wishes) -> Tuple[List[str], List[str]]:
     """Wishes about GPUs that are not there. One to be given away is missed; one to be kept may have been taken out."""
-    there = {gpu.address for gpu in machine.inventory.gpus}
-    seen = ", ".join(sorted(there)) or "none"
-    missing = ", ".join(address for address in wishes.only or () if address not in there)
-    refusals = [f"there is no GPU at {missing}, to be given away; GPUs are at: {seen}"] if missing else []
+    addresses = {gpu.address for gpu in machine.inventory.gpus}
+    listed = ", ".join(sorted(addresses)) or "none"
+    missing = ", ".join(address for address in wishes.only or () if address not in addresses)
+    refusals = [f"there is no GPU at {missing}, to be given away; GPUs are at: {listed}"] if missing else []
     return refusals, [
-        f"{address} is to be kept, but there is no GPU at it" for address in wishes.keep if address not in there
+        f"{address} is to be kept, but there is no GPU at it" for address in wishes.keep if address not in addresses
     ]
 
 
@@ -76,11 +76,11 @@ def _wanted(slot: Slot, wishes: Wishes) -> bool:
 def _strangers(machine: Machine, slot: Slot, wishes: Wishes) -> List[str]:
     """Disks, network ports and the like in the group. Whether the host needs one cannot be known for certain from
     here (a disk of a storage cluster is neither mounted nor quiet), so such a one goes only if somebody names it."""
-    found = [f for f in _members(machine, slot) if f not in slot.gpus and f not in slot.companions]
+    strangers = [f for f in _members(machine, slot) if f not in slot.gpus and f not in slot.companions]
     return [
         f"{f.short_address} {f.class_name} {f.model} shares the group, and the host would lose it: --give "
         f"{f.short_address} if that is meant"
-        for f in found
+        for f in strangers
         if f.address not in wishes.give
     ]
 

@@ -88,8 +88,8 @@ def grubby_outputs(tree: Tree) -> Tuple[str, ...]:
 def grubby_spoils_defaults(tree: Tree) -> bool:
     """Whether grubby would overwrite other lines of /etc/default/grub: each that begins like the one it looks for."""
     lines = (tree.read(GRUB_DEFAULTS) or "").splitlines()
-    found = [line for line in lines if line.startswith("GRUB_CMDLINE_LINUX")]
-    return len(found) > 1 or any(not line.startswith("GRUB_CMDLINE_LINUX=") for line in found)
+    matches = [line for line in lines if line.startswith("GRUB_CMDLINE_LINUX")]
+    return len(matches) > 1 or any(not line.startswith("GRUB_CMDLINE_LINUX=") for line in matches)
 
 
 def why_not_grubby(tree: Tree) -> Optional[str]:
@@ -134,19 +134,19 @@ def configured_options(tree: Tree, but: str) -> Dict[str, str]:
     files = [GRUB_DEFAULTS, *(f"{GRUB_FOLDER}/{name}" for name in tree.names(GRUB_FOLDER) if name.endswith(".cfg"))]
     if has_program(tree, "grubby") and entry_files(tree) and grubby_spoils_defaults(tree):
         files = []  # the entries are what counts, and nothing changes that file
-    found: Dict[str, str] = {}
+    places_by_option: Dict[str, str] = {}
     for file in files:
         for number, line in enumerate((tree.read(file) or "").splitlines(), 1):
             match = GRUB_VARIABLE.match(line)
             if match and file != but:
                 for option in _words(match.group(1)):
-                    found.setdefault(option, f"/{file}:{number}")
+                    places_by_option.setdefault(option, f"/{file}:{number}")
     for path, options in entry_options(tree).items():
         for option in options:
-            found.setdefault(option, f"/{path}")
+            places_by_option.setdefault(option, f"/{path}")
     for option in (tree.read(COMMAND_LINE) or "").split() if entry_files(tree) else []:
-        found.setdefault(option, f"/{COMMAND_LINE}:1")
-    return found
+        places_by_option.setdefault(option, f"/{COMMAND_LINE}:1")
+    return places_by_option
 
 
 def entry_options(tree: Tree) -> Dict[str, List[str]]:
@@ -165,10 +165,10 @@ def options_everywhere(tree: Tree) -> Set[str]:
     Not counting the rescue entry: it is there to boot when the others do not.
     """
     entries = entry_options(tree)
-    found = [words for path, words in entries.items() if RESCUE not in path] or list(entries.values())
+    option_lists = [words for path, words in entries.items() if RESCUE not in path] or list(entries.values())
     later = tree.read(COMMAND_LINE)
-    found += [later.split()] if later is not None and found else []
-    return set.intersection(*(set(words) for words in found)) if found else set()
+    option_lists += [later.split()] if later is not None and option_lists else []
+    return set.intersection(*(set(words) for words in option_lists)) if option_lists else set()
 
 
 def tuned_options(tree: Tree) -> Set[str]:

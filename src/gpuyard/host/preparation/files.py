@@ -119,16 +119,16 @@ def dracut_file() -> HostFile:
     return HostFile(DRACUT_FILE, text, "puts script, list and vfio-pci into the initramfs")
 
 
-def grub_file(wanted: Sequence[str], unwanted: Sequence[str]) -> HostFile:
+def grub_file(required: Sequence[str], unwanted: Sequence[str]) -> HostFile:
     """A drop-in that adds options, and takes out what /etc/default/grub or another drop-in has set."""
     text = HEAD
     reasons = []
     if unwanted:
         text += GRUB_FILTER.replace("@UNWANTED@", " | ".join(f"'{word}'" for word in unwanted))
         reasons.append(f"takes {', '.join(unwanted)} from the kernel command line")
-    if wanted:
-        text += f'GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT {" ".join(wanted)}"\n'
-        reasons.append(f"puts {', '.join(wanted)} on the kernel command line")
+    if required:
+        text += f'GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT {" ".join(required)}"\n'
+        reasons.append(f"puts {', '.join(required)} on the kernel command line")
     return HostFile(GRUB_FILE, text, "; ".join(reasons))
 
 

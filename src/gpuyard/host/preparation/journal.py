@@ -115,9 +115,9 @@ def current(tree: Tree) -> Optional[Journal]:
     Where our files are and no journal is (somebody has cleaned up), one is made of what can be known: the files are
     ours, the boot files have something of ours in them, and the drivers of before are unknown.
     """
-    found = load(tree)
-    if found is not None:
-        return None if found.undone else found
+    journal = load(tree)
+    if journal is not None:
+        return None if journal.undone else journal
     files = tuple(path for path in OUR_FILES if MARK in (tree.read(path) or "")[:200])
     if not files:
         return None

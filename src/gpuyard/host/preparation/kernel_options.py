@@ -80,33 +80,33 @@ def kernel_options(machine: Machine, wishes: Wishes, journal: Optional[Journal])
     mine = ours(machine, journal)
     foreign = configured_options(machine.tree, but=GRUB_FILE)
     if has_grub_folder(machine.tree):
-        wanted = [word for word in needed if not _is_given(word, foreign)]
+        missing = [word for word in needed if not _is_given(word, foreign)]
         unwanted, refusals, notes = _in_the_way(machine, wishes, foreign)
-        return KernelOptions(tuple(wanted), tuple(unwanted), foreign, tuple(refusals), tuple(notes))
+        return KernelOptions(tuple(missing), tuple(unwanted), foreign, tuple(refusals), tuple(notes))
     foreign = {word: where for word, where in foreign.items() if word not in mine}
     unwanted, refusals, notes = _in_the_way(machine, wishes, foreign)
     # One of several kernels with an option is not enough.
     others = (options_everywhere(machine.tree) if entry_options(machine.tree) else {*foreign}) - {*mine}
-    wanted = [word for word in needed if not _is_given(word, others)]
-    found = KernelOptions(tuple(wanted), tuple(unwanted), foreign, tuple(refusals), tuple(notes))
+    missing = [word for word in needed if not _is_given(word, others)]
+    options = KernelOptions(tuple(missing), tuple(unwanted), foreign, tuple(refusals), tuple(notes))
     if is_ostree(machine.tree):
-        return replace(found, wanted=(), unwanted=(), refusals=(*refusals, *([OSTREE] if wanted_at_all else [])))
+        return replace(options, wanted=(), unwanted=(), refusals=(*refusals, *([OSTREE] if wanted_at_all else [])))
     why_not = why_not_grubby(machine.tree)
-    return _by_hand(machine, found, why_not) if why_not else _with_grubby(machine, wishes, found, mine, journal)
+    return _by_hand(machine, options, why_not) if why_not else _with_grubby(machine, wishes, options, mine, journal)
 
 
 def _by_hand(machine: Machine, options: KernelOptions, why: str) -> KernelOptions:
     """Where nothing can set options, what the kernel runs with is good enough, and the rest is for the operator."""
     running = machine.inventory.facts.command_line.split()
-    wanted = [word for word in options.wanted if not _is_given(word, running)]
+    missing = [word for word in options.wanted if not _is_given(word, running)]
     refusals = [*options.refusals]
-    if wanted:
-        refusals.append(f"the kernel needs {' '.join(wanted)}, and {why}: set it by hand and reboot, then plan again")
+    if missing:
+        refusals.append(f"the kernel needs {' '.join(missing)}, and {why}: set it by hand and reboot, then plan again")
     refusals += [
         f"{word} in {options.foreign[word]} must go, and {why}: take it out by hand, then plan again"
         for word in options.unwanted
     ]
-    return replace(options, wanted=tuple(wanted), unwanted=(), refusals=tuple(refusals))
+    return replace(options, wanted=tuple(missing), unwanted=(), refusals=tuple(refusals))
 
 
 def _with_grubby(
@@ -122,7 +122,7 @@ def _with_grubby(
     notes = [f"{old} in {options.foreign[old]} gives way to {new}" for old, new in displaced.items()]
 
     def stays_out(word: str) -> bool:
-        return (wishes.replace_legacy and _is_legacy(word)) or _key(word) in [_key(other) for other in options.wanted]
+        return (wishes.replace_legacy and _is_legacy(word)) or _key(word) in [_key(option) for option in options.wanted]
 
     taken = [word for word in grubby_words(_inverse(journal), ADD) if stays_out(word) or word not in everywhere]
     back = [word for word in taken if not stays_out(word)]

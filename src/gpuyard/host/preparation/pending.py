@@ -55,14 +55,14 @@ class Setting:
 def settings(machine: Machine, journal: Optional[Journal]) -> Tuple[Setting, ...]:
     """Everything that gpuyard has set on this host, or has taken out and still runs."""
     running = machine.inventory.facts.command_line.split()
-    found: List[Setting] = [Setting(f"kernel option {word}", True, word in running) for word in ours(machine, journal)]
-    found += [Setting(f"kernel option {word}", False, word in running) for word in taken_out(machine.tree)]
+    result: List[Setting] = [Setting(f"kernel option {word}", True, word in running) for word in ours(machine, journal)]
+    result += [Setting(f"kernel option {word}", False, word in running) for word in taken_out(machine.tree)]
     gone = [word for word in (journal.options if journal else ()) if word not in ours(machine, journal)]
-    found += [Setting(f"kernel option {word}", False, True) for word in gone if word in running]
+    result += [Setting(f"kernel option {word}", False, True) for word in gone if word in running]
     drivers = {function.address: function.driver for function in machine.inventory.functions}
     listed = read_list(machine.tree)
-    found += [Setting(f"{f.address} with {f.driver}", True, drivers.get(f.address) == f.driver) for f in listed]
-    return tuple(found)
+    result += [Setting(f"{f.address} with {f.driver}", True, drivers.get(f.address) == f.driver) for f in listed]
+    return tuple(result)
 
 
 def taken_out(tree: Tree) -> Tuple[str, ...]:
@@ -71,9 +71,9 @@ def taken_out(tree: Tree) -> Tuple[str, ...]:
     return tuple(re.findall(r"'([^']+)'", case.group(1))) if case else ()
 
 
-def needs_reboot(found: Tuple[Setting, ...]) -> Tuple[Setting, ...]:
+def needs_reboot(settings: Tuple[Setting, ...]) -> Tuple[Setting, ...]:
     """Those for which the host must be rebooted."""
-    return tuple(setting for setting in found if setting.state in (State.PENDING, State.LEAVING))
+    return tuple(setting for setting in settings if setting.state in (State.PENDING, State.LEAVING))
 
 
 def seen(tree: Tree, inventory: Inventory) -> Tuple[Setting, ...]:

@@ -55,21 +55,21 @@ Held = Mapping[str, Sequence["DeviceHolder"]]
 def plan_preparation(machine: Machine, wishes: Wishes, journal: Optional[Journal], held: Held) -> Plan:
     """`held`: address -> who has the device open."""
     choice, options = choose(machine, wishes), kernel_options(machine, wishes, journal)
-    wanted = [Passthrough(f.address, f.ids, _vfio_driver(f)) for f in choice.functions]
-    files = wanted_files(machine, wishes, choice.functions, wanted, options)
+    passthroughs = [Passthrough(f.address, f.ids, _vfio_driver(f)) for f in choice.functions]
+    files = wanted_files(machine, wishes, choice.functions, passthroughs, options)
     changed = list(_file_steps(machine.tree, files))
     commands = [*_initramfs_steps(machine.tree, files, journal), *_boot_steps(machine, files, options, journal)]
-    moves = list(_driver_steps(machine, wanted, journal)) if wishes.live and machine.inventory.iommu_on else []
+    moves = list(_driver_steps(machine, passthroughs, journal)) if wishes.live and machine.inventory.iommu_on else []
     refusals = [
         *choice.refusals,
         *options.refusals,
         *_impossible(machine, choice),
         *_not_ours(machine.tree),
-        *_taken_by_ids(machine, wishes, wanted, options),
+        *_taken_by_ids(machine, wishes, passthroughs, options),
         *in_use(moves, held),
         *_dangerous(machine, moves),
     ]
-    reboot = _after_a_reboot(machine, options, wanted, moves)
+    reboot = _after_a_reboot(machine, options, passthroughs, moves)
     notes = [*machine.inventory.unreadable] if machine.inventory.functions else []
     notes += [*choice.notes, *options.notes, *_gone(machine), *other_binders(machine.tree, _addresses(machine))]
     notes += [f"the text console goes dark with {f.short_address}" for f in _darkened(machine, moves)]
@@ -82,9 +82,9 @@ def _vfio_driver(function: PciFunction) -> str:
 
 
 def _gone(machine: Machine) -> Iterable[str]:
-    there = {function.address for function in machine.inventory.functions}
+    present = {function.address for function in machine.inventory.functions}
     for entry in read_list(machine.tree):
-        if entry.address not in there:
+        if entry.address not in present:
             yield f"{entry.address} [{entry.ids}] was given away and is not there any more: it leaves the list"
 
 
@@ -109,7 +109,7 @@ def _darkened(machine: Machine, moves: Iterable[Step]) -> List[PciFunction]:
 
 
 def _after_a_reboot(
-    machine: Machine, options: KernelOptions, wanted: Sequence[Passthrough], moves: Iterable[Step]
+    machine: Machine, options: KernelOptions, passthroughs: Sequence[Passthrough], moves: Iterable[Step]
 ) -> Iterable[str]:
     """What the steps do not bring about at once."""
     running = machine.inventory.facts.command_line.split()
@@ -117,7 +117,7 @@ def _after_a_reboot(
     yield from (f"no kernel option {word}" for word in options.unwanted if word in running)
     now = {address for step in moves for address in step.after}
     drivers = {function.address: function.driver for function in machine.inventory.functions}
-    for function in wanted:
+    for function in passthroughs:
         if function.address not in now and drivers[function.address] != function.driver:
             yield f"{function.address} with {function.driver}"
 
@@ -126,14 +126,14 @@ def wanted_files(
     machine: Machine,
     wishes: Wishes,
     functions: Sequence[PciFunction],
-    wanted: Sequence[Passthrough],
+    passthroughs: Sequence[Passthrough],
     options: KernelOptions,
 ) -> Tuple[HostFile, ...]:
     """All of our files as they shall be. One that is not in it must not be there."""
     files: List[HostFile] = []
-    if wanted:
+    if passthroughs:
         others = {module: words for module, (_, words) in softdeps(machine.tree, but=OUR_FILES).items()}
-        files += [list_file(wanted), script_file(), modprobe_file(natives(machine.tree, functions), others)]
+        files += [list_file(passthroughs), script_file(), modprobe_file(natives(machine.tree, functions), others)]
         lines = _module_options(machine.tree, wishes)
         files += [*([options_file(lines)] if lines else []), *unit_files()]
         tool = initramfs_tool(machine.tree)
@@ -161,10 +161,10 @@ def _file_steps(tree: Tree, files: Sequence[HostFile]) -> Iterable[Step]:
             yield Step(StepVerb.CREATE, "file", f"/{file.path}", file.reason, {}, after)
         elif now != file.text.rstrip("\n"):
             yield Step(StepVerb.UPDATE, "file", f"/{file.path}", file.reason, {"text": f"{now}\n"}, after)
-    wanted = {file.path for file in files}
+    desired_paths = {file.path for file in files}
     for path in OUR_FILES:
         now = tree.read(path)
-        if path not in wanted and now is not None:
+        if path not in desired_paths and now is not None:
             yield Step(StepVerb.DELETE, "file", f"/{path}", "no longer needed", {"text": f"{now}\n"}, {})
 
 
@@ -211,9 +211,9 @@ def _digest(files: Iterable[HostFile]) -> str:
     return hashlib.sha256(text.encode()).hexdigest() if text else ""
 
 
-def _driver_steps(machine: Machine, wanted: Sequence[Passthrough], journal: Optional[Journal]) -> Iterable[Step]:
+def _driver_steps(machine: Machine, passthroughs: Sequence[Passthrough], journal: Optional[Journal]) -> Iterable[Step]:
     """One step a group: its functions change together, or it is "not viable"."""
-    target = {function.address: function.driver for function in wanted}
+    target = {function.address: function.driver for function in passthroughs}
     for number, members in machine.inventory.groups().items():
         moved = [f for f in members if f.address in target and f.driver != target[f.address]]
         if moved:
@@ -252,13 +252,13 @@ def in_use(steps: Iterable[Step], held: Held) -> Iterable[str]:
 
     Each holder once, with all that it holds.
     """
-    found: Dict[str, Dict[str, None]] = {}
+    addresses_by_holder: Dict[str, Dict[str, None]] = {}
     for step in steps:
         for address in step.before:
             for holder in held.get(address, ()):
                 who = f"a VM ({holder}): wait for its end" if holder.is_vm else f"{holder}: end it"
-                found.setdefault(who, {})[address] = None
-    for who, addresses in found.items():
+                addresses_by_holder.setdefault(who, {})[address] = None
+    for who, addresses in addresses_by_holder.items():
         are = "is" if len(addresses) == 1 else "are"
         yield f"{', '.join(addresses)} {are} in use by {who}, or use --no-live and reboot"
 
@@ -280,17 +280,17 @@ def _not_ours(tree: Tree) -> Iterable[str]:
 
 
 def _taken_by_ids(
-    machine: Machine, wishes: Wishes, wanted: Sequence[Passthrough], options: KernelOptions
+    machine: Machine, wishes: Wishes, passthroughs: Sequence[Passthrough], options: KernelOptions
 ) -> Iterable[str]:
     """``ids=`` that would take a card which the host shall keep, and that this plan does not take out."""
-    given, running = {function.address for function in wanted}, machine.inventory.facts.command_line.split()
+    given, running = {function.address for function in passthroughs}, machine.inventory.facts.command_line.split()
     for ids, where in ids_by_option(machine.tree, " ".join(running)).items():
-        kept = [gpu.short_address for gpu in machine.inventory.gpus if gpu.ids == ids and gpu.address not in given]
+        host_gpus = [gpu.short_address for gpu in machine.inventory.gpus if gpu.ids == ids and gpu.address not in given]
         words = [word for word in running if ".ids=" in word and ids in word.lower()]
         in_file = where.startswith("/")
-        if not kept or (wishes.replace_legacy and (in_file or all(word in options.unwanted for word in words))):
+        if not host_gpus or (wishes.replace_legacy and (in_file or all(word in options.unwanted for word in words))):
             continue
-        reason = f"ids={ids} in {where} takes {', '.join(kept)} too, which the host keeps"
+        reason = f"ids={ids} in {where} takes {', '.join(host_gpus)} too, which the host keeps"
         if in_file or all(word in options.foreign for word in words):
             yield f"{reason}: take it out, or let --replace-legacy leave it out"
         else:

@@ -14,14 +14,14 @@ SIGNS = {StepVerb.CREATE: "+", StepVerb.DELETE: "-"}
 
 def lines(plan: Mapping[str, Any]) -> List[str]:
     """What a plan, as `as_dict` gives it, would do, what stands against it, and what it leaves alone."""
-    found: List[str] = []
+    text_lines: List[str] = []
     for step in plan["steps"]:
-        found += [f"{step['sign']} {step['step']}", f"    # {step['reason']}"]
-        found += [*(f"    {line}" for line in step["diff"]), ""]
-    found += [f"refused: {refusal}" for refusal in plan["refusals"]]
-    found += [f"note: {note}" for note in plan["notes"]]
-    found += [f"needs a reboot: {setting}" for setting in plan["reboot"]]
-    return found
+        text_lines += [f"{step['sign']} {step['step']}", f"    # {step['reason']}"]
+        text_lines += [*(f"    {line}" for line in step["diff"]), ""]
+    text_lines += [f"refused: {refusal}" for refusal in plan["refusals"]]
+    text_lines += [f"note: {note}" for note in plan["notes"]]
+    text_lines += [f"needs a reboot: {setting}" for setting in plan["reboot"]]
+    return text_lines
 
 
 def title(step: Step) -> str:

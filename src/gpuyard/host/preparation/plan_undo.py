@@ -81,9 +81,9 @@ def _outputs(tree: Tree, name: str, run: Run, digests: Mapping[str, str], notes:
 
 
 def _drivers(tree: Tree, inventory: Inventory, journal: Journal, notes: List[str]) -> Iterable[Step]:
-    there = {function.address: function for function in inventory.functions}
+    functions = {function.address: function for function in inventory.functions}
     for address, before in journal.functions.items():
-        if address not in there or there[address].ids != before.ids:
+        if address not in functions or functions[address].ids != before.ids:
             notes.append(f"{address}: the card of then is gone, so it has no driver to get back")
     moved = [function for function in inventory.functions if can_go_back(tree, function, journal)]
     for group in sorted({-1 if function.iommu_group is None else function.iommu_group for function in moved}):

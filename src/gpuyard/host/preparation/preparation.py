@@ -44,8 +44,8 @@ class Preparation:
     def plan_undo(self, live: bool = True) -> Plan:
         runs = self.journal.runs.values() if self.journal else ()
         copies = [copy_of(path) for run in runs for path in run.originals]
-        found = digests(self.host, [*(pattern for run in runs for pattern in run.patterns), *copies])
-        return plan_undo(self.host.tree, self.machine.inventory, self.journal, found, self.held, live)
+        digests_by_path = digests(self.host, [*(pattern for run in runs for pattern in run.patterns), *copies])
+        return plan_undo(self.host.tree, self.machine.inventory, self.journal, digests_by_path, self.held, live)
 
     def undo(self, plan: Plan, on_step: OnStep) -> None:
         apply_undo(self.host, plan, on_step)

@@ -43,12 +43,12 @@ class Wishes:
         twice = sorted({*kept} & {*given})
         if twice:
             raise UsageError(f"{twice[0]} cannot be kept and given away: leave one of the two out")
-        said: Dict[str, Any] = {name: value for name, value in others.items() if value is not None}
-        only = said.pop("only", self.only)
+        changes: Dict[str, Any] = {name: value for name, value in others.items() if value is not None}
+        only = changes.pop("only", self.only)
         if only is not None:
             only = _sorted({*only, *given} - {*kept})
         new_keep, new_give = {*self.keep, *kept} - {*given}, {*self.give, *given} - {*kept}
-        return replace(self, keep=_sorted(new_keep), give=_sorted(new_give), only=only, **said)
+        return replace(self, keep=_sorted(new_keep), give=_sorted(new_give), only=only, **changes)
 
 
 def full_address(text: str) -> str:

@@ -38,13 +38,13 @@ def audit(
     from gpuyard.images.glance import GlanceShelf
     from gpuyard.openstack.api import connect
 
-    builds = sorted(GlanceShelf(connect(cloud)).builds(image), key=lambda one: one.build)
+    builds = sorted(GlanceShelf(connect(cloud)).builds(image), key=lambda stored: stored.build)
     print_findings(findings_of(builds, output), "image-audit", format_)
 
 
 def aged(builds: Iterable[StoredImage], bills: Path) -> set[str]:
     """Names of those of which something must be said."""
-    return {one.object for one in findings_of(builds, bills) if one.severity is Severity.WARNING}
+    return {finding.object for finding in findings_of(builds, bills) if finding.severity is Severity.WARNING}
 
 
 def findings_of(builds: Iterable[StoredImage], bills: Path) -> list[Finding]:
@@ -56,13 +56,13 @@ def findings_of(builds: Iterable[StoredImage], bills: Path) -> list[Finding]:
 
     today = datetime.now(UTC).date()
     mended: dict[str, dict[str, str]] = {}
-    found = []
+    findings = []
     for build in builds:
-        found += driver_findings(build, today)
+        findings += driver_findings(build, today)
         manifest = manifest_path(bills, build.build)
         if not manifest.exists():
             reason = f"its list of packages is not in {bills}, so its holes are not known"
-            found.append(
+            findings.append(
                 Finding("image-holes", Severity.UNKNOWN, build.build, reason, "name the folder that has it with -o")
             )
             continue
@@ -71,5 +71,5 @@ def findings_of(builds: Iterable[StoredImage], bills: Path) -> list[Finding]:
         archive = base.model_dump_json()
         if archive not in mended:
             mended[archive] = security_versions(base)
-        found += hole_findings(build.build, read_bill(bills / made.bill.file), mended[archive])
-    return found
+        findings += hole_findings(build.build, read_bill(bills / made.bill.file), mended[archive])
+    return findings

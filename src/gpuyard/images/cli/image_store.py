@@ -105,19 +105,19 @@ def list_(
 
     rows: list[dict[str, Any]] = [
         {
-            "Image": one.image,
-            "Build": one.build,
-            "Promoted": one.promoted,
-            "Status": one.status,
-            "Visibility": one.visibility,
-            "Created": one.created,
-            "MiB": one.bytes >> 20,
-            "Driver": one.driver,
-            "Driver Ends": str(end_of(one.driver)) if one.driver else "",
-            "ID": one.id,
+            "Image": stored.image,
+            "Build": stored.build,
+            "Promoted": stored.promoted,
+            "Status": stored.status,
+            "Visibility": stored.visibility,
+            "Created": stored.created,
+            "MiB": stored.bytes >> 20,
+            "Driver": stored.driver,
+            "Driver Ends": str(end_of(stored.driver)) if stored.driver else "",
+            "ID": stored.id,
         }
-        for one in sorted(
-            GlanceShelf(connect(cloud)).builds(image), key=lambda one: (one.image, one.build, one.created)
+        for stored in sorted(
+            GlanceShelf(connect(cloud)).builds(image), key=lambda stored: (stored.image, stored.build, stored.created)
         )
     ]
     print_list(rows, COLUMNS, format_, columns)
@@ -146,12 +146,12 @@ def prune(
     build = image_of(loaded, image, site).build
     assert build is not None
     shelf = GlanceShelf(connect(cloud))
-    kept = build.keep if keep is None else keep
+    keep_count = build.keep if keep is None else keep
     builds = shelf.builds(image)
     old = image_audit.aged(builds, output) if aged else ()
 
     def judged(builds: Sequence[StoredImage]) -> list[PruneVerdict]:
-        return plan_pruning(builds, kept, shelf.users(), _named(loaded), old)
+        return plan_pruning(builds, keep_count, shelf.users(), _named(loaded), old)
 
     verdicts = judged(builds)
     going = [verdict.stored for verdict in verdicts if not verdict.kept]
@@ -162,7 +162,9 @@ def prune(
     if not yes and not confirmed(f"Delete {len(going)} of {len(verdicts)} builds?"):
         print("Nothing is deleted.")
         raise typer.Exit(1)
-    still = {one.stored for one in judged(shelf.builds(image)) if not one.kept}  # the question may have waited for long
+    still = {
+        verdict.stored for verdict in judged(shelf.builds(image)) if not verdict.kept
+    }  # the question may have waited for long
     for stored in going:
         if stored not in still:
             print(f"{stored.build} stays: it has changed meanwhile, or something uses it now")
@@ -178,20 +180,20 @@ def _line(verdict: PruneVerdict) -> str:
 def image_of(site: Site, name: str, file: Path) -> Image:
     """An image that the site builds. `file`: where the site is, for the error. Raises UsageError."""
     images = site.images
-    built = [one for one, image in images.items() if image.build is not None]
+    built = [image_name for image_name, image in images.items() if image.build is not None]
     if name not in built:
-        known = f"it builds {', '.join(built)}" if built else "no image there has one"
-        raise UsageError(f"{file}: there is no image {name!r} with a 'build'; {known}")
+        hint = f"it builds {', '.join(built)}" if built else "no image there has one"
+        raise UsageError(f"{file}: there is no image {name!r} with a 'build'; {hint}")
     return images[name]
 
 
 def _named(site: Site) -> Collection[str]:
     """Names by which the site asks for images."""
-    found: set[str] = set()
+    names: set[str] = set()
     if site.runners is not None:
-        found |= set(site.runners.allowed.images)
+        names |= set(site.runners.allowed.images)
         for scale_set in site.runners.sets.values():
-            found |= set(scale_set.images)
+            names |= set(scale_set.images)
     if site.health is not None and site.health.acceptance is not None and site.health.acceptance.image is not None:
-        found.add(site.health.acceptance.image)
-    return found
+        names.add(site.health.acceptance.image)
+    return names

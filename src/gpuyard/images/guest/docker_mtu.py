@@ -77,12 +77,12 @@ def _ip(*words: str) -> str:
 
 def _read(file: Path) -> dict[str, object]:
     try:
-        found = json.loads(file.read_text())
+        settings = json.loads(file.read_text())
     except FileNotFoundError:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ValueError(f"{file} is no object of JSON")
-    return found
+    return settings
 
 
 def _write(file: Path, settings: dict[str, object]) -> None:

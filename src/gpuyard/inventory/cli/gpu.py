@@ -58,9 +58,9 @@ def _of_cloud(site: Path, cloud: str | None, pool: str | None, host: str | None)
             "the site has 'pci_in_placement: off', so nobody but Nova's database knows who has which GPU; "
             "'gpuyard site rollout' says what it takes to change that"
         )
-    for kind, wanted, known in (("pool", pool, compiled.site.pools), ("host", host, compiled.site.hosts)):
-        if wanted is not None and wanted not in known:
-            raise UsageError(f"no {kind} {wanted!r}; the site has {', '.join(known)}")
+    for kind, name, existing in (("pool", pool, compiled.site.pools), ("host", host, compiled.site.hosts)):
+        if name is not None and name not in existing:
+            raise UsageError(f"no {kind} {name!r}; the site has {', '.join(existing)}")
     snapshot = SnapshotTaker(connect(cloud), compiled.gpus, compiled.flavors).take(datetime.now(UTC))
     statuses = gpu_statuses(compiled.gpus, snapshot)
     return [s.as_dict() for s in statuses if pool in (None, s.gpu.pool) and host in (None, s.gpu.host)]

@@ -87,7 +87,7 @@ class PoolList(BaseModel):
 
 
 def _stated(values: Any) -> Any:
-    return [one for one in values if one != ""] if isinstance(values, list) else values
+    return [value for value in values if value != ""] if isinstance(values, list) else values
 
 
 Stated = BeforeValidator(_stated)
@@ -171,10 +171,10 @@ def install(app: FastAPI, sources: InventoryContext) -> None:
         return answer(request, pool_list)
 
 
-def gpu_list(view: InventoryView, wanted: GpuFilter) -> GpuList:
-    found = [status for status in view.statuses if wanted.matches(status)]
+def gpu_list(view: InventoryView, gpu_filter: GpuFilter) -> GpuList:
+    statuses = [status for status in view.statuses if gpu_filter.matches(status)]
     return GpuList(
-        taken_at=view.taken_at, generation=view.generation, gpus=[GpuRow(**status.as_dict()) for status in found]
+        taken_at=view.taken_at, generation=view.generation, gpus=[GpuRow(**status.as_dict()) for status in statuses]
     )
 
 
@@ -187,17 +187,19 @@ def pool_list(view: InventoryView) -> PoolList:
     return PoolList(taken_at=view.taken_at, generation=view.generation, pools=rows)
 
 
-def refuse_unknown(wanted: GpuFilter, gpus: Collection[Gpu]) -> None:
+def refuse_unknown(gpu_filter: GpuFilter, gpus: Collection[Gpu]) -> None:
     """Raise Refusal 422 for a pool or host that no GPU has."""
-    _refuse_unknown("pool", wanted.pool, (gpu.pool for gpu in gpus))
-    _refuse_unknown("host", wanted.host, (gpu.host for gpu in gpus))
+    _refuse_unknown("pool", gpu_filter.pool, (gpu.pool for gpu in gpus))
+    _refuse_unknown("host", gpu_filter.host, (gpu.host for gpu in gpus))
 
 
-def _refuse_unknown(name: str, wanted: Iterable[str], known: Iterable[str]) -> None:
+def _refuse_unknown(name: str, requested: Iterable[str], existing: Iterable[str]) -> None:
     """A misspelt name must not look like a pool without GPUs."""
-    there = list(dict.fromkeys(known))
+    distinct = list(dict.fromkeys(existing))
     reasons = [
-        f"{name}: no GPU has {name} {value!r}; there is {', '.join(there)}" for value in wanted if value not in there
+        f"{name}: no GPU has {name} {value!r}; there is {', '.join(distinct)}"
+        for value in requested
+        if value not in distinct
     ]
     if reasons:
         raise Refusal(422, "invalid_parameters", "The parameters of the request are wrong.", reasons)

@@ -82,11 +82,11 @@ def _complaints(loops: Iterable[LoopStatus], errors: bool) -> list[str]:
 
 
 def pulse(view: InventoryView | None, loops: Sequence[LoopStatus], now: datetime) -> Pulse:
-    found = [_trouble(loop, now) for loop in loops]
+    troubles = [_trouble(loop, now) for loop in loops]
     return Pulse(
         seen_iso=iso_text(view.taken_at) if view else "",
         seen=clock_time(view.taken_at, now) if view else "",
-        troubles=tuple(trouble for trouble in found if trouble),
+        troubles=tuple(trouble for trouble in troubles if trouble),
     )
 
 

@@ -96,8 +96,8 @@ def wanted(prefixes: dict[str, str], projects_of_servers: tuple[str, ...], share
 
     def credential(cloud: str, project: str, door: CallCredentials, *roles: str) -> Credential:
         rules = access_rules(door, prefixes, shares)
-        found = frozenset((rule["service"], rule["method"], rule["path"]) for rule in rules)
-        return Credential(cloud, project, frozenset(roles), found)
+        rule_set = frozenset((rule["service"], rule["method"], rule["path"]) for rule in rules)
+        return Credential(cloud, project, frozenset(roles), rule_set)
 
     places = tuple(dict.fromkeys(projects_of_servers))
     return Accounts(
@@ -120,79 +120,79 @@ def grant_name(user: str, role: str, place: str) -> str:
     return f"{role} to {user} {f'in project {place}' if place else 'on the system'}"
 
 
-def granted(accounts: Accounts, seen: SeenAccounts) -> dict[HeldRole, tuple[str, str, str]]:
+def granted(accounts: Accounts, observed: SeenAccounts) -> dict[HeldRole, tuple[str, str, str]]:
     """Return the roles that Keystone lists once they are made, each with its entry of `Accounts.grants`; only those of
     users, roles and projects that exist."""
-    found = {}
+    grants_by_role = {}
     for grant in accounts.grants:
         user, role, place = grant
-        scope = WHOLE_SYSTEM if place == SYSTEM else ("project", seen.projects.get(place, ""))
-        if user in seen.users and role in seen.roles and scope[1]:
-            found[HeldRole(("user", seen.users[user]), seen.roles[role], scope)] = grant
-    return found
+        scope = WHOLE_SYSTEM if place == SYSTEM else ("project", observed.projects.get(place, ""))
+        if user in observed.users and role in observed.roles and scope[1]:
+            grants_by_role[HeldRole(("user", observed.users[user]), observed.roles[role], scope)] = grant
+    return grants_by_role
 
 
-def plan_accounts(accounts: Accounts, seen: SeenAccounts, rotate: bool) -> Plan:
+def plan_accounts(accounts: Accounts, observed: SeenAccounts, rotate: bool) -> Plan:
     """Return steps in the order in which they must be made. `rotate`: accounts that are as they should be get new
     secrets, too, and so do users that somebody else may log in as."""
-    steps = tuple(_steps(accounts, seen, rotate))
+    steps = tuple(_steps(accounts, observed, rotate))
     notes = [
         f"the user {USER} has another application credential, {name}, which this file does not have; 'openstack "
         "application credential delete' ends it if nobody uses it"
-        for name in seen.strays
+        for name in observed.strays
     ]
-    if USER in seen.users and any(step.kind == "credential" for step in steps):
+    if USER in observed.users and any(step.kind == "credential" for step in steps):
         notes.append(f"the password of the user {USER} changes; nobody knows the new one")
-    return Plan(steps, tuple(_refusals(accounts, seen, rotate)), tuple(notes))
+    return Plan(steps, tuple(_refusals(accounts, observed, rotate)), tuple(notes))
 
 
-def _refusals(accounts: Accounts, seen: SeenAccounts, rotate: bool) -> Iterator[str]:
+def _refusals(accounts: Accounts, observed: SeenAccounts, rotate: bool) -> Iterator[str]:
     roles = {role for _, role, _ in accounts.grants}
-    if MEMBER in roles - seen.roles.keys():
+    if MEMBER in roles - observed.roles.keys():
         yield f"Keystone has no role {MEMBER}: 'keystone-manage bootstrap' makes it"
-    for held in sorted(seen.held - granted(accounts, seen).keys(), key=str):
-        yield f"{held}, more than the site file calls for; '{held.removal}' takes it away"
+    for held_role in sorted(observed.held - granted(accounts, observed).keys(), key=str):
+        yield f"{held_role}, more than the site file calls for; '{held_role.removal}' takes it away"
     if rotate:
         return
     elsewhere = (
         "name the file that has one with --clouds, or make a new one with --rotate, which locks out whoever has the "
         "old password"
     )
-    if USER in seen.users and not seen.ids:
+    if USER in observed.users and not observed.ids:
         yield (
             f"the user {USER} exists, and this file has no application credential of it that Keystone knows, so its "
             f"password would change; {elsewhere}"
         )
-    if LIMITS_USER in seen.users and not seen.limits:
+    if LIMITS_USER in observed.users and not observed.limits:
         yield (
             f"the user {LIMITS_USER} exists, and this file has no log-in of it that works, so its password would "
             f"change, and a portal that runs with it would fail; {elsewhere}"
         )
 
 
-def _steps(accounts: Accounts, seen: SeenAccounts, rotate: bool) -> Iterator[Step]:
-    for project in sorted({place for _, _, place in accounts.grants if place != SYSTEM} - seen.projects.keys()):
+def _steps(accounts: Accounts, observed: SeenAccounts, rotate: bool) -> Iterator[Step]:
+    for project in sorted({place for _, _, place in accounts.grants if place != SYSTEM} - observed.projects.keys()):
         why = "gpuyard's own" if project == PROJECT else "the site file names it for servers of its own"
         yield Step(StepVerb.CREATE, "project", project, why)
-    for role in sorted({role for _, role, _ in accounts.grants} - seen.roles.keys() - {MEMBER}):
+    for role in sorted({role for _, role, _ in accounts.grants} - observed.roles.keys() - {MEMBER}):
         yield Step(
             StepVerb.CREATE, "role", role, "named by policy files" if role != LIMITS_ROLE else "no rule names it"
         )
-    for user in sorted({user for user, _, _ in accounts.grants} - seen.users.keys()):
+    for user in sorted({user for user, _, _ in accounts.grants} - observed.users.keys()):
         yield Step(StepVerb.CREATE, "user", user, "nobody knows its password" if user == USER else "reads all limits")
-    there = {grant for held, grant in granted(accounts, seen).items() if held in seen.held}
+    existing_grants = {grant for held_role, grant in granted(accounts, observed).items() if held_role in observed.held}
     for user, role, place in accounts.grants:
-        if (user, role, place) not in there:
+        if (user, role, place) not in existing_grants:
             yield Step(StepVerb.CREATE, "grant", grant_name(user, role, place), "what it may do follows from its roles")
     for credential in accounts.credentials:
-        if credential.cloud not in seen.ids:
+        if credential.cloud not in observed.ids:
             yield Step(StepVerb.CREATE, "credential", credential.cloud, "the file has none that Keystone knows")
-        elif seen.credentials.get(credential.cloud) != credential:
+        elif observed.credentials.get(credential.cloud) != credential:
             yield Step(StepVerb.REPLACE, "credential", credential.cloud, "it may do something else than it should")
         elif rotate:
             yield Step(StepVerb.REPLACE, "credential", credential.cloud, "as asked")
-    if not seen.limits or rotate:
-        verb = StepVerb.REPLACE if seen.limits else StepVerb.CREATE
-        why = "as asked" if seen.limits else "the file has none that works"
-        locked = "; who has the old password is locked out" * (LIMITS_USER in seen.users)
+    if not observed.limits or rotate:
+        verb = StepVerb.REPLACE if observed.limits else StepVerb.CREATE
+        why = "as asked" if observed.limits else "the file has none that works"
+        locked = "; who has the old password is locked out" * (LIMITS_USER in observed.users)
         yield Step(verb, "login", LIMITS_CLOUD, why + locked)

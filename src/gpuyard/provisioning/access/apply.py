@@ -73,14 +73,14 @@ class AccountsReader:
         users = self._ids("user", names, domain_id=DOMAIN)
         of_credentials = frozenset[str]().union(*(credential.roles for credential in accounts.credentials))
         roles = self._ids("role", of_credentials | OUR_ROLES | {role for _, role, _ in accounts.grants})
-        known = self._credentials(users.get(USER), {id: name for name, id in projects.items()})
+        credentials = self._credentials(users.get(USER), {id: name for name, id in projects.items()})
         clouds = read_clouds(self._path)
         named = {credential.cloud: _id(clouds.get(credential.cloud, {})) for credential in accounts.credentials}
-        ids = {cloud: id for cloud, id in named.items() if id in known}
+        ids = {cloud: id for cloud, id in named.items() if id in credentials}
         return SeenAccounts(
             projects, users, roles, frozenset(self._held(users, roles)),
-            {cloud: replace(known[id][1], cloud=cloud) for cloud, id in ids.items() if self._lets_in(cloud)}, ids,
-            tuple(sorted(name for id, (name, _) in known.items() if id not in ids.values())),
+            {cloud: replace(credentials[id][1], cloud=cloud) for cloud, id in ids.items() if self._lets_in(cloud)}, ids,
+            tuple(sorted(name for id, (name, _) in credentials.items() if id not in ids.values())),
             LIMITS_CLOUD in clouds and self._lets_in(LIMITS_CLOUD),
         )  # fmt: skip
 
@@ -126,9 +126,9 @@ def _held(row: Mapping[str, Any]) -> HeldRole:
     )  # fmt: skip
 
 
-def _shown(one: Mapping[str, Any]) -> str:
+def _shown(row: Mapping[str, Any]) -> str:
     """A user, group, project or domain by name; Keystone has none of users that are gone from an LDAP."""
-    name, domain = one["name"] or one["id"], one.get("domain") or {}
+    name, domain = row["name"] or row["id"], row.get("domain") or {}
     more = "" if domain.get("id") in (None, "", DOMAIN) else f" of domain {domain['name']}"
     return printable(f"{name}{more}")
 
@@ -139,8 +139,8 @@ def _id(entry: Mapping[str, Any]) -> str:
 
 
 def _credential(row: Mapping[str, Any], projects: Mapping[str, str]) -> Credential:
-    rules = frozenset((one["service"], one["method"], one["path"]) for one in row.get("access_rules") or ())
-    return Credential("", projects.get(row["project_id"], ""), frozenset(one["name"] for one in row["roles"]), rules)
+    rules = frozenset((rule["service"], rule["method"], rule["path"]) for rule in row.get("access_rules") or ())
+    return Credential("", projects.get(row["project_id"], ""), frozenset(role["name"] for role in row["roles"]), rules)
 
 
 class Bootstrapper:
@@ -151,13 +151,13 @@ class Bootstrapper:
         api: CloudApi,
         path: Path,
         accounts: Accounts,
-        seen: SeenAccounts,
+        observed: SeenAccounts,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """`path`: the file that gets the credentials."""
         self._api, self._path, self._accounts, self._now = api, path, accounts, now
-        self._old = dict(seen.ids)
-        self._projects, self._users, self._roles = dict(seen.projects), dict(seen.users), dict(seen.roles)
+        self._old = dict(observed.ids)
+        self._projects, self._users, self._roles = dict(observed.projects), dict(observed.users), dict(observed.roles)
         self._passwords: dict[str, str] = {}
         """Of users that were made, or got a new one, just now."""
 
@@ -289,15 +289,15 @@ def probe(clouds_file: Path) -> list[str]:
     """Return what services refuse the portal's credential in a file that it needs, each with what to do about it.
     Raises CloudError when a service does not answer."""
     api = _insist(lambda: _in(clouds_file))
-    found = []
+    refusals = []
     for service, path in PROBES:
         try:
             _insist(partial(api.get, service, path))
         except CloudError as error:
             if error.status not in (UNAUTHORIZED, FORBIDDEN):
                 raise
-            found.append(_why(service, path, error))
-    return found
+            refusals.append(_why(service, path, error))
+    return refusals
 
 
 def _in(clouds_file: Path) -> CloudApi:

@@ -160,14 +160,14 @@ def calls_of(shares: bool) -> tuple[AllowedCall, ...]:
 def access_rules(door: CallCredentials, prefixes: dict[str, str], shares: bool) -> list[dict[str, str]]:
     """Return the rules of a credential, as Keystone takes them. `prefixes`: the path of each service's API, by type, as
     requests have it when they come to the service; a rule may have Keystone's wildcards. `shares`: as in `calls_of`."""
-    mine = [one for one in calls_of(shares) if one.door is door]
-    rules = [(one.service, one.method, prefixes[one.service] + one.path) for one in mine]
+    mine = [call for call in calls_of(shares) if call.door is door]
+    rules = [(call.service, call.method, prefixes[call.service] + call.path) for call in mine]
     # The client asks each service which versions it has, with its token.
-    for service in sorted({one.service for one in mine}):
+    for service in sorted({call.service for call in mine}):
         root = prefixes[service]
         above = root.rpartition("/")[0]
-        found = {path for path in (root, f"{root}/", above, f"{above}/") if path}
-        rules += [(service, "GET", path) for path in sorted(found)]
+        paths = {path for path in (root, f"{root}/", above, f"{above}/") if path}
+        rules += [(service, "GET", path) for path in sorted(paths)]
     return [{"service": service, "method": method, "path": path} for service, method, path in rules]
 
 

@@ -48,13 +48,13 @@ HEADER = """\
 
 def additions(shares: bool = False) -> dict[str, dict[str, str]]:
     """Return the check that is added to each rule: service -> rule -> check. `shares`: as in `calls_of`."""
-    found: dict[str, dict[str, str]] = {service: {} for service in (*SERVICES.values(), "neutron")}
+    checks: dict[str, dict[str, str]] = {service: {} for service in (*SERVICES.values(), "neutron")}
     for call in calls_of(shares):
         for rule in call.rules:
-            found[SERVICES[call.service]][rule] = SPECIAL.get(rule, OURS)
+            checks[SERVICES[call.service]][rule] = SPECIAL.get(rule, OURS)
     for service, rules in FOR_NOVA.items():
-        found[service] |= rules
-    return found
+        checks[service] |= rules
+    return checks
 
 
 def policies(shares: bool = False) -> dict[str, dict[str, str]]:
@@ -69,8 +69,8 @@ def _policy(defaults: Mapping[str, str], added: Mapping[str, str]) -> dict[str, 
 
 
 def _check(default: str, added: str | None) -> str:
-    kept = default.replace(ADMIN, "role:admin").replace("is_admin:True", "role:admin")
-    return f"{kept} or {added}" if added else kept
+    check = default.replace(ADMIN, "role:admin").replace("is_admin:True", "role:admin")
+    return f"{check} or {added}" if added else check
 
 
 def policy_files(shares: bool = False) -> dict[str, str]:

@@ -47,8 +47,8 @@ def bootstrap(
     api = connect(cloud)
     shares = any(pool.is_shared for pool in compiled.site.pools.values())
     accounts = wanted(prefixes_of(api), server_projects(compiled.site), shares)
-    seen = AccountsReader(api, clouds).read(accounts)
-    plan = plan_accounts(accounts, seen, rotate)
+    observed = AccountsReader(api, clouds).read(accounts)
+    plan = plan_accounts(accounts, observed, rotate)
     changes = []
     if policies is not None:
         with Reader(api) as reader:
@@ -68,7 +68,7 @@ def bootstrap(
             raise typer.Exit(1)
         for change in changes:
             write(change)
-        waits = Bootstrapper(api, clouds, accounts, seen).apply(plan, lambda step: print(f"  {step} ..."))
+        waits = Bootstrapper(api, clouds, accounts, observed).apply(plan, lambda step: print(f"  {step} ..."))
         if plan.steps:
             print(f"{clouds}: cloud {CLOUD} has the credentials; only you may read it.")
     else:
@@ -84,8 +84,8 @@ def server_projects(site: Site) -> tuple[str, ...]:
     """Projects in which gpuyard starts servers with credentials that it has itself."""
     runners = site.runners
     acceptance = site.health.acceptance.project if site.health and site.health.acceptance else None
-    found = [runners.project] if runners is not None and runners.cloud is None else []
-    return (*found, *([acceptance] if acceptance else []))
+    projects = [runners.project] if runners is not None and runners.cloud is None else []
+    return (*projects, *([acceptance] if acceptance else []))
 
 
 def _insist_on_release(microversion: str) -> None:
@@ -96,10 +96,10 @@ def _insist_on_release(microversion: str) -> None:
 
     tried = RELEASES[RELEASE]
     if microversion != tried.microversion:
-        said = f"is {microversion}" if microversion else "is not known, since it does not say"
+        state = f"is {microversion}" if microversion else "is not known, since it does not say"
         raise BlockedError(
             f"the policy files are for OpenStack {RELEASE}, where the newest microversion of Nova's API is "
-            f"{tried.microversion}; on this cloud it {said}. On another release they may let the role gpuyard do what "
+            f"{tried.microversion}; on this cloud it {state}. On another release they may let the role gpuyard do what "
             f"only admins may: upgrade to {RELEASE} first, or leave --policies out and write the rules by hand"
         )
 
@@ -112,13 +112,17 @@ def policy_changes(folder: Path, microversion: str, shares: bool = False) -> lis
     from gpuyard.runtime.config_files import Change, read_text
 
     _insist_on_release(microversion)
-    found = [Change(folder / name, read_text(folder / name), text) for name, text in policy_files(shares).items()]
-    theirs = [str(one.path) for one in found if one.before is not None and not one.before.startswith(HEADER[:40])]
+    changes = [Change(folder / name, read_text(folder / name), text) for name, text in policy_files(shares).items()]
+    theirs = [
+        str(change.path)
+        for change in changes
+        if change.before is not None and not change.before.startswith(HEADER[:40])
+    ]
     # Kolla takes the first that there is, and ours would come before it.
-    theirs += [str(path) for one in found if (path := one.path.with_suffix(".json")).exists()]
+    theirs += [str(path) for change in changes if (path := change.path.with_suffix(".json")).exists()]
     if theirs:
         raise BlockedError(
             f"{', '.join(theirs)}: somebody else's rules stand there, and a service reads one file only; have "
             "ours written to another folder, and merge them"
         )
-    return [one for one in found if one.before != one.after]
+    return [change for change in changes if change.before != change.after]

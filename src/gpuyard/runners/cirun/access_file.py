@@ -116,9 +116,9 @@ def _grant(reading: Reading, path: Path, entry: Mapping[str, Any], policies: Map
 
 
 def _compare(reading: Reading, policies: Mapping[str, Policy], grants: Sequence[Grant]) -> None:
-    seen: dict[str, Grant] = {}
+    grants_by_resource: dict[str, Grant] = {}
     for grant in grants:
-        if (first := seen.setdefault(grant.resource, grant)) is not grant:
+        if (first := grants_by_resource.setdefault(grant.resource, grant)) is not grant:
             reason = f"resource {grant.resource!r} is also in line {first.line}: the policies of both count"
             reading.say_at(grant.line, "resource-repeated", reason)
     used = {id for grant in grants for id in grant.policies}

@@ -71,30 +71,36 @@ def _runner(reading: Reading, path: Path, entry: Mapping[str, Any]) -> CirunRunn
     ways = _ways(reading, path, entry)
     idle = _idle(reading, path, entry["idle"]) if entry.get("idle") is not None else ()
     _ignored(reading, path, entry)
-    known = reading.text((*path, "name"), name) if name is not None else None
+    valid_name = reading.text((*path, "name"), name) if name is not None else None
     cloud_known = "cloud" in missing or reading.text((*path, "cloud"), cloud) is not None
-    if known is None:
+    if valid_name is None:
         return None
     whole = not missing and cloud_known and not _restricted(reading, path, entry)
     return CirunRunner(
-        known, OPENSTACK, tuple(labels), tuple(ways) if whole else (), idle, reading.file, reading.document.line(path)
+        valid_name,
+        OPENSTACK,
+        tuple(labels),
+        tuple(ways) if whole else (),
+        idle,
+        reading.file,
+        reading.document.line(path),
     )
 
 
 def _restricted(reading: Reading, path: Path, entry: Mapping[str, Any]) -> bool:
-    for key in (found := [key for key in RESTRICTIONS if key in entry]):
+    for key in (restrictions := [key for key in RESTRICTIONS if key in entry]):
         reason = f"{key!r} keeps people out in a way that gpuyard does not know: what it is for does not count"
         reading.say("restriction-unknown", (*path, key), reason, "write a policy in .access.yml instead")
-    return bool(found)
+    return bool(restrictions)
 
 
 def _foreign(reading: Reading, path: Path, entry: Mapping[str, Any], cloud: str) -> CirunRunner | None:
     """A runner of another cloud. What it may have is not ours to say."""
     name, labels = entry.get("name"), entry.get("labels")
     spoken = name if isinstance(name, str) and name.strip() else "without a name"
-    said = f"runner {spoken[:100]!r} is for the cloud {cloud[:40]!r}: gpuyard leaves it alone"
+    reason = f"runner {spoken[:100]!r} is for the cloud {cloud[:40]!r}: gpuyard leaves it alone"
     remedy = "" if cloud in CLOUDS else "write 'cloud: openstack' if gpuyard shall make it"
-    reading.say("other-cloud", path, said, remedy)
+    reading.say("other-cloud", path, reason, remedy)
     texts = [label for label in labels if isinstance(label, str)][:MOST_LABELS] if isinstance(labels, list) else []
     return CirunRunner(spoken[:300], cloud[:40], tuple(texts), (), (), reading.file, reading.document.line(path))
 
@@ -133,19 +139,19 @@ def _ways(reading: Reading, path: Path, entry: Mapping[str, Any]) -> list[Way]:
         if isinstance(value := entry.get(key), list) and len(value) > 1
     }
     if len({*sizes.values()}) > 1:
-        said = ", ".join(f"{size} of {key!r}" for key, size in sizes.items())
-        reason = f"{said}: where a list has no more, its last value stays"
+        counts = ", ".join(f"{size} of {key!r}" for key, size in sizes.items())
+        reason = f"{counts}: where a list has no more, its last value stays"
         reading.say("lists-differ", path, reason, "write lists of the same length, or one value for all")
     if isinstance(regions, list) and len({str(region) for region in regions}) > 1:
         reading.say("region-ignored", (*path, "region"), "gpuyard's site is in one region: the list is ignored")
-    asked = [
+    lengths = [
         len(value) if isinstance(value := entry.get(key), list) else 1 for key in ("instance_type", "machine_image")
     ]
     if (
         not flavors
         or not images
         or preemptible is None
-        or [len(flavors), len(images)] != [min(n, MOST_WAYS) for n in asked]
+        or [len(flavors), len(images)] != [min(n, MOST_WAYS) for n in lengths]
     ):
         return []  # which was to go with which is not to be guessed
     length = max(len(flavors), len(images), len(preemptible))
@@ -163,10 +169,10 @@ def _truths(reading: Reading, path: Path, value: object) -> list[bool] | None:
         return [False]
     place = (*path, "preemptible")
     if not isinstance(value, list):
-        one = reading.truth(place, value)
-        return None if one is None else [one]
-    read = [reading.truth((*place, index), one) for index, one in enumerate(value[:MOST_WAYS])]
-    return None if None in read else [bool(one) for one in read] or [False]
+        single = reading.truth(place, value)
+        return None if single is None else [single]
+    read = [reading.truth((*place, index), item) for index, item in enumerate(value[:MOST_WAYS])]
+    return None if None in read else [bool(flag) for flag in read] or [False]
 
 
 def _ignored(reading: Reading, path: Path, entry: Mapping[str, Any]) -> None:
@@ -196,7 +202,9 @@ def _idle(reading: Reading, path: Path, value: object) -> tuple[IdleTime, ...] |
         return () if not count else (IdleTime(count),)
     if ways == ["usage_based"]:
         return _by_use(reading, (*place, "usage_based"), idle["usage_based"])
-    times = (_time(reading, one, entry) for one, entry in reading.entries(idle, "schedule", MOST_WAYS, place))
+    times = (
+        _time(reading, entry_path, entry) for entry_path, entry in reading.entries(idle, "schedule", MOST_WAYS, place)
+    )
     return tuple(time for time in times if time is not None)
 
 
@@ -246,6 +254,6 @@ def _compare(reading: Reading, runners: Sequence[CirunRunner]) -> None:
             )
             reading.say_at(runner.line, "name-repeated", reason, "give it a name of its own")
         key = frozenset(bare(label) for label in runner.labels)
-        if runner.ours and key and (other := labels.setdefault(key, runner)) is not runner:
-            reason = f"it has the labels of runner {other.name!r} in line {other.line}, and is tried after that one"
+        if runner.ours and key and (earlier := labels.setdefault(key, runner)) is not runner:
+            reason = f"it has the labels of runner {earlier.name!r} in line {earlier.line}, and is tried after that one"
             reading.say_at(runner.line, "same-labels", reason)

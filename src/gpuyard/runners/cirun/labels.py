@@ -24,24 +24,24 @@ def bare(label: str) -> str:
     return label.partition("--")[0].strip().lower()
 
 
-def fits(asked: Iterable[str], runner: Iterable[str]) -> bool:
+def fits(labels: Iterable[str], runner: Iterable[str]) -> bool:
     """Return whether a job that asks for these labels may run on a runner with those: it has all of them, and at least
     one is not GENERAL."""
-    wanted = {bare(label) for label in asked}
-    return bool(wanted - GENERAL) and wanted <= {bare(label) for label in runner} | GENERAL
+    requested = {bare(label) for label in labels}
+    return bool(requested - GENERAL) and requested <= {bare(label) for label in runner} | GENERAL
 
 
-def is_hosted(asked: Sequence[str]) -> bool:
+def is_hosted(labels: Sequence[str]) -> bool:
     """Return whether a job asks for hosted runners' labels and nothing else, so that GitHub itself runs it. A GitHub
     Enterprise Server has no hosted runners, and people give their own ones such labels."""
-    return bool(asked) and all(HOSTED_NAME.fullmatch(label.strip().lower()) for label in asked)
+    return bool(labels) and all(HOSTED_NAME.fullmatch(label.strip().lower()) for label in labels)
 
 
-def is_general(asked: Iterable[str]) -> bool:
+def is_general(labels: Iterable[str]) -> bool:
     """Return whether a job asks for nothing that sets our runners apart, so that none of them `fits`."""
-    return {bare(label) for label in asked} <= GENERAL
+    return {bare(label) for label in labels} <= GENERAL
 
 
-def meant_for_cirun(asked: Sequence[str]) -> bool:
+def meant_for_cirun(labels: Sequence[str]) -> bool:
     """Return whether a job can only be for a runner of `.cirun.yml`, whatever is in there."""
-    return any(bare(label).startswith(PREFIX) for label in asked)
+    return any(bare(label).startswith(PREFIX) for label in labels)

@@ -58,7 +58,7 @@ class Reading:
 
     def mapping(self, path: Path, value: object, what: str) -> Mapping[str, Any] | None:
         if isinstance(value, dict):
-            return {str(key): one for key, one in value.items()}
+            return {str(key): item for key, item in value.items()}
         self.say("wrong-form", path, f"{what} is {shown(value)}, not 'key: value' lines", "write such lines")
         return None
 
@@ -74,8 +74,8 @@ class Reading:
             return
         if len(value) > most:
             self.say("too-many", (*place, most), f"{len(value)} entries of {key!r}; the first {most} count")
-        for index, one in enumerate(value[:most]):
-            if (entry := self.mapping((*place, index), one, f"an entry of {key!r}")) is not None:
+        for index, item in enumerate(value[:most]):
+            if (entry := self.mapping((*place, index), item, f"an entry of {key!r}")) is not None:
                 yield (*place, index), entry
 
     def text(self, path: Path, value: object, most: int = MOST_TEXT) -> str | None:
@@ -98,12 +98,12 @@ class Reading:
         if value is None:
             return []
         if not isinstance(value, list):
-            one = self.text(place, value, length)
-            return [] if one is None else [one]
+            single = self.text(place, value, length)
+            return [] if single is None else [single]
         if len(value) > most:
             self.say("too-many", (*place, most), f"{len(value)} entries of {key!r}; the first {most} count")
-        read = (self.text((*place, index), one, length) for index, one in enumerate(value[:most]))
-        return [one for one in read if one is not None]
+        read = (self.text((*place, index), item, length) for index, item in enumerate(value[:most]))
+        return [text for text in read if text is not None]
 
     def truth(self, path: Path, value: object) -> bool | None:
         """Return true or false; None with a finding for anything else."""
@@ -123,15 +123,15 @@ class Reading:
         return None
 
     def unknown(
-        self, within: Mapping[str, Any], known: Collection[str], path: Path, older: Collection[str] = ()
+        self, within: Mapping[str, Any], known_keys: Collection[str], path: Path, older: Collection[str] = ()
     ) -> None:
         """Add a finding for each key that nobody reads."""
         for key in within:
             if key in older:
                 self.say("ignored-key", (*path, key), f"gpuyard has no use for {key!r}, and ignores it")
-            elif key not in known:
-                close = difflib.get_close_matches(key[:MOST_TEXT], known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known here are {', '.join(known)}"
+            elif key not in known_keys:
+                close = difflib.get_close_matches(key[:MOST_TEXT], known_keys, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known here are {', '.join(known_keys)}"
                 self.say("unknown-key", (*path, key), f"{key[:MOST_TEXT]!r} means nothing here, and is ignored", hint)
 
 

@@ -63,4 +63,4 @@ def read_users(text: str) -> frozenset[str] | None:
     if not isinstance(entries, list) or len(entries) > MOST_USERS:
         return None
     named = (entry.get("github") or entry.get("login") if isinstance(entry, dict) else entry for entry in entries)
-    return frozenset(one.strip().lower() for one in named if isinstance(one, str) and one.strip())
+    return frozenset(login.strip().lower() for login in named if isinstance(login, str) and login.strip())

@@ -55,5 +55,5 @@ class ShowJob(GpuCommand, command.ShowOne):
         row = self.client().job(parsed_args.job)
         events = [event_row(line, zone) for line in row["events"]]
         lines = "\n".join("  ".join(str(line[name]) for name in EVENTS if line[name]) for line in events)
-        found = {**fields(row, zone), "events": lines}
-        return tuple(found), list(found.values())
+        record = {**fields(row, zone), "events": lines}
+        return tuple(record), list(record.values())

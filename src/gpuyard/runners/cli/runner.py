@@ -159,8 +159,8 @@ def _asked(question: Question, site: Site) -> tuple[Configuration, PersonFacts]:
     from gpuyard.runners.why import enrolment_of
 
     enrolment = enrolment_of(question.repository, site)
-    asked = Repositories(site, {enrolment.name: GitHubClient(enrolment)}, lambda: datetime.now(UTC))
-    return asked.configuration(enrolment.name, question.repository), asked.people(enrolment.name)
+    repositories = Repositories(site, {enrolment.name: GitHubClient(enrolment)}, lambda: datetime.now(UTC))
+    return repositories.configuration(enrolment.name, question.repository), repositories.people(enrolment.name)
 
 
 def _show(question: Question, answers: Sequence[tuple[str, Resolution]], format_: WhyFormat) -> None:
@@ -238,10 +238,10 @@ def _texts(paths: Sequence[Path]) -> dict[str, str]:
     """The text of each file; of a folder the files that have a name of their own."""
     texts: dict[str, str] = {}
     for path in paths:
-        there = [path / name for name in FOLDER_FILES if (path / name).is_file()] if path.is_dir() else [path]
-        if not there:
+        files = [path / name for name in FOLDER_FILES if (path / name).is_file()] if path.is_dir() else [path]
+        if not files:
             raise UsageError(f"{path}: has none of {', '.join(FOLDER_FILES)}; name a file")
-        texts |= {str(file): _text(file) for file in there}
+        texts |= {str(file): _text(file) for file in files}
     return texts
 
 

@@ -40,9 +40,9 @@ def list_(
     from gpuyard.runners.cli.runner_rows import RUNNERS, runner_row
 
     where = zone_of(zone)
-    told = client_of_anybody(cloud, url).runners(RECENT if all_ else 0)
-    print_list([runner_row(row, where) for row in told["runners"]], RUNNERS, format_, columns)
-    for error in told["errors"]:
+    data = client_of_anybody(cloud, url).runners(RECENT if all_ else 0)
+    print_list([runner_row(row, where) for row in data["runners"]], RUNNERS, format_, columns)
+    for error in data["errors"]:
         print(error, file=sys.stderr)
 
 
@@ -94,10 +94,10 @@ def show(
         events = client.job(row["job"])["events"] if row["job"] else []
         events = [line for line in events if line["runner"] == row["name"]]
     lines = [event_row(line, where) for line in events]
-    found = fields(row, where)
+    record = fields(row, where)
     if format_ in (Format.JSON, Format.YAML):
-        found["events"] = [{name.lower(): value for name, value in line.items()} for line in lines]
-    print_one(found, format_, columns)
+        record["events"] = [{name.lower(): value for name, value in line.items()} for line in lines]
+    print_one(record, format_, columns)
     if format_ is Format.TABLE and not columns:
         print_list(lines, EVENTS)
 

@@ -75,7 +75,7 @@ def fields(row: Row, zone: ZoneInfo) -> dict[str, Any]:
         flat |= {"pool": place.get("pool", ""), "position": place.get("position") or ""}
         flat |= {"waits": place.get("reason", ""), "starts_by": show_api_time(place.get("start"), zone)}
     if "runners" in row:
-        flat["runners"] = [one["name"] for one in row["runners"]]
+        flat["runners"] = [runner["name"] for runner in row["runners"]]
     return {name: _shown(name, value, zone) for name, value in flat.items()}
 
 

@@ -44,28 +44,28 @@ class AbsentFiles:
         """Return whether the file need not be asked for again. `labels`: of the job that raises the question, or none.
         Labels that begin with ``cirun-`` say that there should be a file: for those it is always asked for."""
         with self._lock:
-            known = self._absences.get((scope, repository.lower()))
-            if known is None:
+            absence = self._absences.get((scope, repository.lower()))
+            if absence is None:
                 return False
-            age = self._now() - known.at
+            age = self._now() - absence.at
             if not labels:
                 return timedelta(0) <= age < BY_NAME
-            return timedelta(0) <= age < BY_LABELS and not meant_for_cirun(labels) and _key(labels) in known.labels
+            return timedelta(0) <= age < BY_LABELS and not meant_for_cirun(labels) and _key(labels) in absence.labels
 
     def note(self, scope: str, repository: str, labels: Sequence[str], absent: bool) -> None:
         """Remember what GitHub has just said about a file."""
         key = scope, repository.lower()
         with self._lock:
-            known = self._absences.pop(key, None)
+            absence = self._absences.pop(key, None)
             if not absent:
                 return
-            known = known or _Absence(self._now())
-            known.at = self._now()
-            if len(known.labels) >= MOST_LABELS:
-                known.labels.clear()
+            absence = absence or _Absence(self._now())
+            absence.at = self._now()
+            if len(absence.labels) >= MOST_LABELS:
+                absence.labels.clear()
             if labels:
-                known.labels.add(_key(labels))
-            self._absences[key] = known
+                absence.labels.add(_key(labels))
+            self._absences[key] = absence
             while len(self._absences) > MOST_REPOSITORIES:
                 self._absences.popitem(last=False)
 

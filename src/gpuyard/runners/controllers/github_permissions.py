@@ -32,9 +32,9 @@ class PermissionCheck:
                 problem = error
                 continue
             latest[scope] = () if granted is None else tuple(missing(client.enrolment, self._site, granted))
-            for one in latest[scope]:
-                if one not in before.get(scope, ()):
-                    LOG.warning("%s", one)
+            for missing_permission in latest[scope]:
+                if missing_permission not in before.get(scope, ()):
+                    LOG.warning("%s", missing_permission)
         self._missing = latest
         if problem is not None:
             raise problem
@@ -42,4 +42,8 @@ class PermissionCheck:
     def problems(self, scope: str) -> str:
         """Return why jobs of an enrolment get no runners, by what its app lacks; empty when it has what is
         essential."""
-        return "; ".join(str(one) for one in self._missing.get(scope, ()) if one.permission.essential)
+        return "; ".join(
+            str(missing_permission)
+            for missing_permission in self._missing.get(scope, ())
+            if missing_permission.permission.essential
+        )

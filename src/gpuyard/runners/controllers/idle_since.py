@@ -27,8 +27,8 @@ class SpareTimes:
         if self._stored is None:
             self._stored = {}
             with suppress(ValueError, AttributeError, TypeError):  # not ours: each is spare as of now
-                said = json.loads(self._store.value(SPARE) or "{}").items()
-                self._stored = {name: moment(at) for name, at in said if isinstance(at, int)}
+                entries = json.loads(self._store.value(SPARE) or "{}").items()
+                self._stored = {name: moment(at) for name, at in entries if isinstance(at, int)}
         return self._stored
 
     def keep(self, since: Mapping[str, datetime], runners: Collection[str]) -> None:

@@ -47,34 +47,34 @@ class JobRepository:
         """Merge what GitHub reports. Returns the jobs that it was news for. `known`: the job to begin with, by id,
         where it is not stored yet."""
         with self._lock:
-            found = self._merged(updates, known or {})
-            if found:
-                self._store.put(jobs=found, events=[self._told(job) for job in found])
-                self._note(found)
-        if found:
+            jobs = self._merged(updates, known or {})
+            if jobs:
+                self._store.put(jobs=jobs, events=[self._told(job) for job in jobs])
+                self._note(jobs)
+        if jobs:
             self._changed()
-        return found
+        return jobs
 
-    def deliver(self, id: str, scope: str, update: JobUpdate, known: Job | None) -> str:
+    def deliver(self, id: str, scope: str, update: JobUpdate, initial_job: Job | None) -> str:
         """Merge a webhook's update, and mark the webhook as done in the same transaction. Returns the outcome in a
         word."""
         with self._lock:
-            found = self._merged([update], {known.id: known} if known else {})
-            outcome = found[0].state.value if found else "nothing new"
-            self._store.delivery_done(id, scope, outcome, found, [self._told(job) for job in found])
-            self._note(found)
-        if found:
+            jobs = self._merged([update], {initial_job.id: initial_job} if initial_job else {})
+            outcome = jobs[0].state.value if jobs else "nothing new"
+            self._store.delivery_done(id, scope, outcome, jobs, [self._told(job) for job in jobs])
+            self._note(jobs)
+        if jobs:
             self._changed()
         return outcome
 
     def message(self, state: ScaleSetState, updates: Iterable[JobUpdate]) -> list[Job]:
         """Merge a scale set message's updates, and store how far its listener has come in the same transaction."""
         with self._lock:
-            found = self._merged(updates, {})
-            self._store.put_message(state, found, [self._told(job) for job in found])
-            self._note(found)
+            jobs = self._merged(updates, {})
+            self._store.put_message(state, jobs, [self._told(job) for job in jobs])
+            self._note(jobs)
         self._changed()
-        return found
+        return jobs
 
     def change(self, id: str, change: Callable[[Job], Job], text: str = "") -> Job | None:
         """Replace a job; `text` is for its timeline. Returns None when there is no such job, or it is over by now."""
@@ -93,29 +93,29 @@ class JobRepository:
         self._changed()
         return new
 
-    def over(self, wanted: Collection[str], names: Collection[str]) -> list[Job]:
+    def over(self, ids: Collection[str], names: Collection[str]) -> list[Job]:
         """Return jobs that are over and concern live runners: those with these ids, and those that name one of these
         runners."""
         with self._lock:
             if self._over is None:
                 self._over = {job.id: job for job in self._store.latest_jobs(DONE, limit=LATELY)}
-            for id in wanted:
+            for id in ids:
                 if id not in self._over and (job := self._store.job(id)) is not None and job.state in DONE:
                     self._over[id] = job
-            found = {id: job for id, job in self._over.items() if id in wanted or job.runner in names}
-            self._over = found  # what concerns nobody any more is forgotten
-            return [*found.values()]
+            jobs_by_id = {id: job for id, job in self._over.items() if id in ids or job.runner in names}
+            self._over = jobs_by_id  # what concerns nobody any more is forgotten
+            return [*jobs_by_id.values()]
 
     def _note(self, jobs: Iterable[Job]) -> None:
         if self._over is not None:
             self._over |= {job.id: job for job in jobs if job.state in DONE}
 
-    def _merged(self, updates: Iterable[JobUpdate], known: Mapping[str, Job]) -> list[Job]:
+    def _merged(self, updates: Iterable[JobUpdate], initial_jobs: Mapping[str, Job]) -> list[Job]:
         now = self._now()
         new: dict[str, Job] = {}
         for update in updates:
             stored = new.get(update.id) or self._store.job(update.id)
-            merged = merge(stored or known.get(update.id), update, now)
+            merged = merge(stored or initial_jobs.get(update.id), update, now)
             if merged is not stored:
                 new[merged.id] = merged
         return [*new.values()]

@@ -38,12 +38,12 @@ class LiveReader:
         with self._lock:
             version, now = self._store.version, self._now()
             if self._read is not None:
-                as_of, at, known = self._read
+                as_of, at, cached = self._read
                 if as_of is version and timedelta(0) <= now - at < FRESH:
-                    return known
-            found = LiveRecords(tuple(self._store.runners()), tuple(self._store.jobs()))
-            self._read = version, now, found
-            return found
+                    return cached
+            latest = LiveRecords(tuple(self._store.runners()), tuple(self._store.jobs()))
+            self._read = version, now, latest
+            return latest
 
     def forget(self) -> None:
         """Drop the cache: another process is, or was, the leader."""

@@ -70,11 +70,11 @@ class SearchProgress:
     @classmethod
     def of(cls, text: str) -> SearchProgress:
         try:
-            told = json.loads(text) if text.startswith("{") else {"seen": text} if text else {}
-            moments = {key: datetime.fromisoformat(told[key]) for key in ("seen", "until") if key in told}
+            data = json.loads(text) if text.startswith("{") else {"seen": text} if text else {}
+            moments = {key: datetime.fromisoformat(data[key]) for key in ("seen", "until") if key in data}
             if any(at.tzinfo is None for at in moments.values()):
                 return cls()
-            return cls(cursor=str(told.get("cursor", "")), **moments)
+            return cls(cursor=str(data.get("cursor", "")), **moments)
         except (ValueError, TypeError):
             return cls()
 
@@ -156,7 +156,7 @@ class LostDeliveries:
     def _lost(self, attempts: Sequence[HookAttempt], until: datetime) -> list[HookAttempt]:
         """Return the attempts to ask for again: the latest one of each webhook that did not arrive."""
         now = self._now()
-        found: dict[str, HookAttempt] = {}
+        lost_by_guid: dict[str, HookAttempt] = {}
         for attempt in attempts:  # the newest first
             if attempt.ok and attempt.redelivery:
                 _remember(self._brought, attempt.guid, None)
@@ -168,8 +168,8 @@ class LostDeliveries:
                 and (attempt.action in ("", *NEW_JOBS) or now - attempt.delivered < SETTLED)
                 and self._may_ask(attempt.guid, now)
             ):
-                found.setdefault(attempt.guid, attempt)
-        return [*found.values()]
+                lost_by_guid.setdefault(attempt.guid, attempt)
+        return [*lost_by_guid.values()]
 
     def _may_ask(self, guid: str, now: datetime) -> bool:
         times, last = self._asked.get(guid, (0, now - PAUSE))
@@ -188,7 +188,7 @@ class LostDeliveries:
 def _unreachable(page: HookAttempts) -> HookAttempt | None:
     """The newest attempt when several of the newest were made and none arrived."""
     newest = page.attempts[:NEWEST]
-    return newest[0] if len(newest) == NEWEST and not any(one.ok for one in newest) else None
+    return newest[0] if len(newest) == NEWEST and not any(attempt.ok for attempt in newest) else None
 
 
 def _remember(memory: OrderedDict[str, T], key: str, value: T) -> None:

@@ -60,16 +60,16 @@ class PushProgress:
     """Number of the next page."""
 
     def text(self) -> str:
-        told = {"since": self.since, "mark": self.mark, "oldest": self.oldest}
-        return json.dumps({"page": self.page} | {key: at.isoformat() for key, at in told.items() if at})
+        moments = {"since": self.since, "mark": self.mark, "oldest": self.oldest}
+        return json.dumps({"page": self.page} | {key: at.isoformat() for key, at in moments.items() if at})
 
     @classmethod
     def of(cls, text: str) -> PushProgress:
         """Read from stored text; the beginning where that cannot be read."""
         try:
-            told = json.loads(text) if text.startswith("{") else {"since": text} if text else {}
-            moments = {key: datetime.fromisoformat(told[key]) for key in ("since", "mark", "oldest") if key in told}
-            page = int(told.get("page", 1))
+            data = json.loads(text) if text.startswith("{") else {"since": text} if text else {}
+            moments = {key: datetime.fromisoformat(data[key]) for key in ("since", "mark", "oldest") if key in data}
+            page = int(data.get("page", 1))
         except (ValueError, TypeError, OverflowError):
             return cls()
         sound = 1 <= page <= MOST_PAGES and all(at.tzinfo is not None for at in moments.values())
@@ -162,8 +162,8 @@ class LostJobs:
     def _ask_all(self, scope: str, client: GitHubClient, search: _Search, budget: CallBudget) -> None:
         """Ask all repositories in turn, at most once round."""
         key = f"listed/{scope}"
-        told = self._store.value(key)
-        number = int(told) if told.isascii() and told.isdecimal() and len(told) < 7 else 1
+        stored = self._store.value(key)
+        number = int(stored) if stored.isascii() and stored.isdecimal() and len(stored) < 7 else 1
         while budget.left >= VISIT:
             page = self._page(scope, client, max(1, number), budget)
             while search.position < len(page.repositories) and budget.left >= VISIT:

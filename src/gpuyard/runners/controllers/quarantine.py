@@ -45,13 +45,13 @@ class Quarantine:
                 [Observation(host, address, "job-check", now, why[:500], runner.name) for host, _, address in places]
             )
             return
-        held = self._held(pool)
-        if any(one.ask.comment.startswith(f"runner {runner.name}:") for one in held):
+        holds = self._held(pool)
+        if any(hold.ask.comment.startswith(f"runner {runner.name}:") for hold in holds):
             return
         size = sum(lane.size for lane in self._ledger.lanes(pool))
-        if sum(one.ask.gpus for one in held) + len(runner.gpus) > max(1, size // SHARE):
+        if sum(hold.ask.gpus for hold in holds) + len(runner.gpus) > max(1, size // SHARE):
             LOG.error(
-                "%s; %d GPUs of pool %s are held for such reasons already, and this one is not", why, len(held), pool
+                "%s; %d GPUs of pool %s are held for such reasons already, and this one is not", why, len(holds), pool
             )
             return
         try:
@@ -61,4 +61,4 @@ class Quarantine:
 
     def _held(self, pool: str) -> list[Booking]:
         query = Query(pool=pool, kinds=frozenset({BookingKind.HOLD}), states=TAKES_LANES)
-        return [one for one in self._ledger.find(query) if one.user == GPUYARD]
+        return [booking for booking in self._ledger.find(query) if booking.user == GPUYARD]

@@ -24,7 +24,7 @@ def set_number(store: RunnerStore, heard: Mapping[tuple[str, str], int], scope: 
     (`heard`), which may take a while where GitHub does not answer, it is the number that the process before had."""
     if number := heard.get((scope, name), 0):
         return number
-    return next((known.id for known in store.scale_sets() if (known.scope, known.name) == (scope, name)), 0)
+    return next((state.id for state in store.scale_sets() if (state.scope, state.name) == (scope, name)), 0)
 
 
 class Registrar:
@@ -63,8 +63,8 @@ class Registrar:
         GitHubTrouble.CONFLICT while it has a job."""
         number = runner.github_id
         if not number:  # it may have been registered in spite of everything
-            found = self.find(runner)
-            number = found.id if found else 0
+            registration = self.find(runner)
+            number = registration.id if registration else 0
         if number and runner.scale_set:
             self._of_sets(runner).delete_runner(number)
         elif number:

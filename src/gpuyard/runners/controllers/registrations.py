@@ -64,20 +64,22 @@ class Registrations:
 
     def _expected(self) -> dict[Place, list[str]]:
         """Place -> names of ours that should be registered there."""
-        found: dict[Place, list[str]] = {}
+        names_by_place: dict[Place, list[str]] = {}
         for runner in self._live.records().runners:
             if runner.state is not RunnerState.REQUESTED and runner.scope in self._sights.clients:
-                found.setdefault((runner.scope, runner.repository), []).append(runner.name)
-        return found
+                names_by_place.setdefault((runner.scope, runner.repository), []).append(runner.name)
+        return names_by_place
 
     def _places(self, now: set[Place]) -> set[Place]:
         """Return the places where registrations of ours are, or may have been left."""
-        said = {line for line in self._store.value(PLACES).split("\n") if line}
-        known = {(scope, repository) for scope, _, repository in (line.partition(" ") for line in said)}
+        lines = {line for line in self._store.value(PLACES).split("\n") if line}
+        known_places = {(scope, repository) for scope, _, repository in (line.partition(" ") for line in lines)}
         everywhere = (
-            known | now | {(enrolment.name, enrolment.repository or "") for enrolment in self._site.runners.enrolments}
+            known_places
+            | now
+            | {(enrolment.name, enrolment.repository or "") for enrolment in self._site.runners.enrolments}
         )
-        if everywhere != known:
+        if everywhere != known_places:
             self._store.set_value(PLACES, "\n".join(sorted(" ".join(place) for place in everywhere)))
         return {place for place in everywhere if place[0] in self._sights.clients}
 
@@ -94,20 +96,27 @@ class Registrations:
         """Delete what is ours, offline, without a job, and belongs to no runner, at the second look."""
         live = {runner.name for runner in self._live.records().runners}
         mine = [
-            one
-            for one in self._sights.registered.get(place, {}).values()
-            if self._site.is_ours(one.name) and one.name not in live and not one.online and not one.busy
+            registration
+            for registration in self._sights.registered.get(place, {}).values()
+            if self._site.is_ours(registration.name)
+            and registration.name not in live
+            and not registration.online
+            and not registration.busy
         ]
-        keys = {(place, one.id): one for one in mine}
-        for key, one in keys.items():
+        keys = {(place, registration.id): registration for registration in mine}
+        for key, registration in keys.items():
             if self._first.setdefault(key, now) < now:
-                LOG.warning("%s: registration %s is ours and belongs to no runner: it is deleted", place[0], one.name)
-                self._workers.start(f"registration {one.id} of {place}", partial(self._delete, place, one))
+                LOG.warning(
+                    "%s: registration %s is ours and belongs to no runner: it is deleted", place[0], registration.name
+                )
+                self._workers.start(
+                    f"registration {registration.id} of {place}", partial(self._delete, place, registration)
+                )
         self._first = {key: at for key, at in self._first.items() if key[0] != place or key in keys}
 
-    def _delete(self, place: Place, one: RegisteredRunner) -> None:
+    def _delete(self, place: Place, registration: RegisteredRunner) -> None:
         try:
-            self._sights.clients[place[0]].delete_runner(one.id, place[1])
+            self._sights.clients[place[0]].delete_runner(registration.id, place[1])
         except GitHubError as error:
             if error.kind is not GitHubTrouble.CONFLICT:
                 raise

@@ -66,12 +66,12 @@ class Answers:
         """Return the answer, from memory or by `ask`, which is given the answer before, or None, and may raise: then
         nothing is kept."""
         with self._lock:
-            kept = self._kept.get(key)
+            cached = self._kept.get(key)
         now = self._now()
-        if kept is not None and timedelta(0) <= now - kept.at < fresh:
-            value: T = kept.value
+        if cached is not None and timedelta(0) <= now - cached.at < fresh:
+            value: T = cached.value
             return value
-        value = ask(kept.value if kept else None)
+        value = ask(cached.value if cached else None)
         with self._lock:
             self._kept[key] = _Kept(now, value)
             self._kept.move_to_end(key)
@@ -126,12 +126,12 @@ class Repositories:
             if answer.ruling is not Ruling.UNKNOWN:
                 break
             try:
-                asked = ask(client, job)
+                updated = ask(client, job)
             except GitHubError as error:
                 withheld = error.kind is GitHubTrouble.REFUSED
                 return Ruling.WITHHELD if withheld else Ruling.UNKNOWN, replace(job, reason=str(error))
-            if asked != job:
-                job = asked
+            if updated != job:
+                job = updated
                 answer = resolve(job, self._site, configuration, facts)
         return answer.ruling, with_answer(job, answer)
 
@@ -271,7 +271,7 @@ class Repositories:
         if not owner or not run.head_branch:
             return replace(job, association="NONE")
         opened = client.pull_requests_of(job.repository, owner, run.head_branch)
-        mine = [one for one in opened if one.head_sha == run.head_sha] or opened
+        mine = [pull_request for pull_request in opened if pull_request.head_sha == run.head_sha] or opened
         return replace(job, association=mine[0].association if mine else "NONE")
 
 
@@ -284,8 +284,8 @@ class _People:
         self._client, self._memory, self._text = client, memory, text
 
     def role(self, repository: str, user: str) -> str:
-        found = self._asked(("role", repository.lower(), user.lower()), lambda: self._client.role(repository, user))
-        return "" if found == "none" else found
+        role = self._asked(("role", repository.lower(), user.lower()), lambda: self._client.role(repository, user))
+        return "" if role == "none" else role
 
     def in_team(self, organization: str, team: str, user: str) -> bool:
         if organization.lower() != self._client.enrolment.owner.lower():

@@ -50,11 +50,11 @@ class RepositoryVisibility:
         if client is None:
             return
         try:
-            found = client.repository(repository)
+            answer = client.repository(repository)
         except GitHubError as error:
             LOG.info("%s: whether it is private is not known: %s", repository, error)
             return
-        self._write(scope, repository, found is None or found.private)
+        self._write(scope, repository, answer is None or answer.private)
 
     def stale(self, scope: str, most: int) -> list[str]:
         """Return repositories of an enrolment to ask about again, at most so many."""

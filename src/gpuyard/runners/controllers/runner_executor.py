@@ -315,8 +315,8 @@ class RunnerExecutor:
             removal = self._removals.setdefault(runner.name, _Removal())
         if not removal.unregistered:
             removal.unregistered = self._unregister(runner, removal)
-        if not runner.server_id and (found := tools.find(runner.name)):
-            runner = replace(runner, server_id=found)
+        if not runner.server_id and (server_id := tools.find(runner.name)):
+            runner = replace(runner, server_id=server_id)
             tools.store.put_runner(runner)
         if runner.server_id and not removal.logged:
             removal.logged = self._keep_log(runner)

@@ -83,11 +83,11 @@ class JobIntake:
         Returns how many were new. Raises GitHubError."""
         new = 0
         for update in map(self._of_its_own, updates):
-            known = self._store.job(update.id)
-            job = known or self._new(update)
+            stored = self._store.job(update.id)
+            job = stored or self._new(update)
             if job is not None:
-                new += known is None
-                self._book.update([update], {} if known else {job.id: job})
+                new += stored is None
+                self._book.update([update], {} if stored else {job.id: job})
         return new
 
     def _deliver(self, delivery: HookDelivery) -> None:
@@ -107,11 +107,11 @@ class JobIntake:
             text = f"{type(error).__name__}: {error}"
             self._store.delivery_failed(delivery.id, delivery.scope, text, self._now() + LONGEST)
 
-    def _done(self, delivery: HookDelivery, outcome: str, update: JobUpdate | None, known: Job | None) -> None:
+    def _done(self, delivery: HookDelivery, outcome: str, update: JobUpdate | None, initial_job: Job | None) -> None:
         if update is None:
             self._store.delivery_done(delivery.id, delivery.scope, outcome)
         else:
-            self._book.deliver(delivery.id, delivery.scope, update, known)
+            self._book.deliver(delivery.id, delivery.scope, update, initial_job)
 
     def _understood(self, delivery: HookDelivery) -> tuple[str, JobUpdate | None, Job | None]:
         """Return the outcome of a webhook, its update, and the job to begin with when it is new."""
@@ -138,8 +138,8 @@ class JobIntake:
     def _of_its_own(self, update: JobUpdate) -> JobUpdate:
         """Return the update under an id of its own where another enrolment has taken its number. Whoever has the secret
         of one enrolment can name any number as that of its job; such a job is kept with its own enrolment's name."""
-        known = self._store.job(update.id)
-        if known is None or known.scope == update.scope or known.repository.lower() == update.repository.lower():
+        stored = self._store.job(update.id)
+        if stored is None or stored.scope == update.scope or stored.repository.lower() == update.repository.lower():
             return update
         host, _, number = update.id.rpartition("/")
         return replace(update, id=f"{host}/{update.scope}/{number}")

@@ -99,7 +99,7 @@ class Runners:
             site, self.controller.sights, doors.store, self.controller.live, self.controller.workers, now
         )
         self._announcer = Announcer(
-            {name: one for name, one in doors.clients.items() if one.enrolment.statuses},
+            {name: client for name, client in doors.clients.items() if client.enrolment.statuses},
             partial(doors.store.value, ANNOUNCED), partial(doors.store.set_value, ANNOUNCED), now,
             partial(job_link, portal),
         )  # fmt: skip
@@ -136,7 +136,7 @@ class Runners:
         controller.wake.listen(wake_intake)
         controller.planned_anew.listen(self._capacities_changed)
         self.webhook_stored.listen(intake.wake)
-        found = [
+        loops = [
             main,
             intake,
             Loop("servers", "Looks at runners' servers at Nova.", NOVA_PERIOD, controller.look_at_nova, NOVA_REST),
@@ -154,8 +154,8 @@ class Runners:
         ]  # fmt: skip
         for listener, label in zip(self.listeners, self.site.runners.sets, strict=True):
             what = "Listens to a runner scale set."
-            found.append(Loop(f"set {label}", what, SET_PERIOD, listener.run, halt=listener.stop))
-        return found
+            loops.append(Loop(f"set {label}", what, SET_PERIOD, listener.run, halt=listener.stop))
+        return loops
 
     def _capacities_changed(self, reason: str) -> None:
         for listener in self.listeners:
@@ -222,7 +222,7 @@ def open_runners(
     except CloudError as error:  # jobs wait with the same reason until it is mended; bookings need no runners
         LOG.warning("runners: %s", error)
     clients: Mapping[str, GitHubClient] = {enrolment.name: client(enrolment) for enrolment in runners.enrolments}
-    sets = {name: ScaleSetClient(one) for name, one in clients.items()}
+    sets = {name: ScaleSetClient(github_client) for name, github_client in clients.items()}
     holds = open_hold_check(compiled, ledger, health, api) if health is not None else None
     doors = RunnerPorts(
         store, ledger, GuardedServers(servers), clients, sets, health, holds, open_slot_kinds(compiled, api).known,

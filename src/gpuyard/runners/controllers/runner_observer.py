@@ -100,21 +100,21 @@ class RunnerObserver:
         for (scope, repository), expected in sorted(where.items()):
             began = self.now()
             try:
-                found = {runner.name: runner for runner in self.clients[scope].runners(repository)}
+                runners_by_name = {runner.name: runner for runner in self.clients[scope].runners(repository)}
             except GitHubError as error:
                 problems.append(str(error))
                 continue
             with self._lock:
-                self._words |= {name: _Word(began, found.get(name)) for name in expected}
-                self.registered[scope, repository] = found
+                self._words |= {name: _Word(began, runners_by_name.get(name)) for name in expected}
+                self.registered[scope, repository] = runners_by_name
         return problems
 
     def ask_github(self, runner: Runner) -> None:
         """Ask GitHub about one runner, when a decision depends on that. Raises GitHubError."""
         began = self.now()
-        found = self.registrar.find(runner)
+        registration = self.registrar.find(runner)
         with self._lock:
-            self._words[runner.name] = _Word(began, found)
+            self._words[runner.name] = _Word(began, registration)
 
     def wants_console(self, runner: Runner) -> bool:
         """Return whether the runner's console can say something that nothing else says: while it starts, and when its
@@ -129,11 +129,11 @@ class RunnerObserver:
     def look_at_console(self, runner: Runner) -> bool:
         """Read the runner's console. Returns whether it says anything new. Raises ServerError."""
         text = self.servers.console(runner.server_id)
-        said = replace(read(text), log="")
+        console = replace(read(text), log="")
         with self._lock:
-            if self._consoles.get(runner.name) == said:
+            if self._consoles.get(runner.name) == console:
                 return False
-            self._consoles[runner.name] = said
+            self._consoles[runner.name] = console
             return True
 
     def of(self, runner: Runner, job: Job | None) -> RunnerObservation:
@@ -145,14 +145,14 @@ class RunnerObserver:
                 mine = look.servers.get(runner.server_id)
                 named = [] if runner.server_id else look.named(runner.name)
                 server = mine or self._unknown.get(runner.server_id) or next(iter(named), None)
-            told = word is not None and word.at > runner.changed + TICK
-            found = word.found if word is not None and told else None
+            is_fresh = word is not None and word.at > runner.changed + TICK
+            registration = word.found if word is not None and is_fresh else None
             return RunnerObservation(
                 server=server,
                 gone=bool(runner.server_id) and runner.server_id in self._gone,
-                registered=(found is not None) if told else None,
-                online=(found is not None and found.online) if told else None,
-                busy=found is not None and found.busy,
+                registered=(registration is not None) if is_fresh else None,
+                online=(registration is not None and registration.online) if is_fresh else None,
+                busy=registration is not None and registration.busy,
                 console=self._consoles.get(runner.name),
                 job=job,
             )
@@ -178,4 +178,4 @@ class RunnerObserver:
             self._gone &= servers
             self._unknown = {id: server for id, server in self._unknown.items() if id in servers}
             self._words = {name: word for name, word in self._words.items() if name in live}
-            self._consoles = {name: said for name, said in self._consoles.items() if name in live}
+            self._consoles = {name: console for name, console in self._consoles.items() if name in live}

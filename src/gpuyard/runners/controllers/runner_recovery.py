@@ -128,10 +128,10 @@ class Recovery:
     def _truth(self, scope: str, client: GitHubClient, budget: CallBudget) -> None:
         live = {runner.name for runner in self._store.runners()}
         now = self._now()
-        known = self._store.jobs()
+        stored_jobs = self._store.jobs()
         with self._lock:
-            self._missing &= {job.id for job in known}
-        jobs = [job for job in known if job.scope == scope and self._is_silent(job, live, now)]
+            self._missing &= {job.id for job in stored_jobs}
+        jobs = [job for job in stored_jobs if job.scope == scope and self._is_silent(job, live, now)]
         jobs += self._refused_that_may_run(scope, now)
         try:
             self._ask_all(client, jobs, budget, self._asked, now - SILENT + SOON)
@@ -191,28 +191,28 @@ class Recovery:
         if job.scale_set:
             self._ask_of_run(client, job)
             return
-        told = client.job(job.repository, int(job.id.rpartition("/")[2]))
-        if told is not None:
+        update = client.job(job.repository, int(job.id.rpartition("/")[2]))
+        if update is not None:
             self._missing.discard(job.id)
-            self._book.update([replace(told, id=job.id)])
+            self._book.update([replace(update, id=job.id)])
         elif self._missed_before(job):
             reason = "GitHub does not know it any more"
-            self._book.change(job.id, lambda one: replace(one, state=JobState.FAILED, reason=reason), reason)
+            self._book.change(job.id, lambda stored: replace(stored, state=JobState.FAILED, reason=reason), reason)
 
     def _ask_of_run(self, client: GitHubClient, job: Job) -> None:
         """Nothing else tells of a job of a scale set; and a run is not over as long as any of its jobs waits."""
         if not job.run_id:
             return
         try:
-            told = None if client.run(job.repository, job.run_id).status != "completed" else UNKNOWN
+            conclusion = None if client.run(job.repository, job.run_id).status != "completed" else UNKNOWN
         except GitHubError as error:
             if error.kind is not GitHubTrouble.MISSING:
                 raise
-            told = UNKNOWN if self._missed_before(job) else None
+            conclusion = UNKNOWN if self._missed_before(job) else None
         else:
-            told = told or _conclusion(job, client.jobs_of(job.repository, job.run_id))
-        if told is not None:
-            self._book.update([JobUpdate(job.id, job.repository, job.scope, JobState.COMPLETED, conclusion=told)])
+            conclusion = conclusion or _conclusion(job, client.jobs_of(job.repository, job.run_id))
+        if conclusion is not None:
+            self._book.update([JobUpdate(job.id, job.repository, job.scope, JobState.COMPLETED, conclusion=conclusion)])
 
     def _missed_before(self, job: Job) -> bool:
         """Note that GitHub does not know a job. Returns whether that is the second time: one 404 may be a mistake, so
@@ -227,11 +227,11 @@ class Recovery:
         if not self._hooked(scope) or not budget.has(2):
             return
         mine = CallBudget(max(2, int(budget.left * DELIVERIES)))
-        given = mine.left
+        before = mine.left
         try:
             self._deliveries.run(scope, client, mine)
         finally:
-            budget.spend(given - mine.left)
+            budget.spend(before - mine.left)
 
     # Repositories that may have become private
 
@@ -246,9 +246,9 @@ def _conclusion(job: Job, of_run: Sequence[JobUpdate]) -> str | None:
     number there: it is the one that its runner had, and before it has a runner any that could have one of its scale
     set."""
     if job.runner:
-        mine = [one for one in of_run if one.runner == job.runner]
+        mine = [update for update in of_run if update.runner == job.runner]
     else:
-        mine = [one for one in of_run if job.scale_set.lower() in {label.lower() for label in one.labels}]
-    if not mine or any(one.state is not JobState.COMPLETED for one in mine):
+        mine = [update for update in of_run if job.scale_set.lower() in {label.lower() for label in update.labels}]
+    if not mine or any(update.state is not JobState.COMPLETED for update in mine):
         return None
     return mine[0].conclusion if len(mine) == 1 else UNKNOWN

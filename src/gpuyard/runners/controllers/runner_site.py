@@ -87,7 +87,7 @@ class RunnerSite:
         plain = self._nova_flavor(choice, lanes)
         traits = self._slot_traits(lanes)
         able = (flavor for flavor in self._flavors.values() if in_slots and flavor.variant_of == plain)
-        return [*(one.name for one in able if one.slot_traits == traits), plain]
+        return [*(flavor.name for flavor in able if flavor.slot_traits == traits), plain]
 
     def _slot_traits(self, lanes: Sequence[Lane]) -> tuple[str, ...]:
         """Return the traits of each lane's slot, sorted."""
@@ -109,8 +109,8 @@ class RunnerSite:
             return [flavor]
         return [
             name
-            for name, one in self._flavors.items()
-            if one.set_letter and name == f"{flavor}-{one.set_letter.lower()}"
+            for name, candidate in self._flavors.items()
+            if candidate.set_letter and name == f"{flavor}-{candidate.set_letter.lower()}"
         ]
 
     def enrolment(self, name: str) -> Enrolment | None:
@@ -129,7 +129,7 @@ class RunnerSite:
 
     def demands(self, states: Sequence[ScaleSetState], turned_down: Mapping[tuple[str, str], int]) -> list[SetDemand]:
         """Return GitHub's figures for the scale sets that the site has. `turned_down`: `RunnerStore.turned_down`."""
-        known = {(state.scope, state.name): state for state in states}
+        states_by_set = {(state.scope, state.name): state for state in states}
         scopes = {label: self.set_scope(label) for label in self.runners.sets}
         return [
             SetDemand(
@@ -141,7 +141,7 @@ class RunnerSite:
                 turned_down=turned_down.get((scope, label), 0),
             )
             for label, scope in scopes.items()
-            for state in [known.get((scope, label), ScaleSetState(scope, label))]
+            for state in [states_by_set.get((scope, label), ScaleSetState(scope, label))]
         ]
 
     def set_wanted(self, label: str) -> Wanted:

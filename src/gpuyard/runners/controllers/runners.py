@@ -247,26 +247,26 @@ class RunnerController:
         now: datetime, problems: RunProblems,
     ) -> list[Runner]:  # fmt: skip
         """Each runner as far as it has come, written down."""
-        given: dict[str, Job] = {}
+        jobs_by_runner: dict[str, Job] = {}
         for job in sorted(jobs, key=lambda job: (job.started or job.queued, job.id)):
             if job.runner:
-                given[job.runner] = job  # of several the one that began last
-        found = []
+                jobs_by_runner[job.runner] = job  # of several the one that began last
+        advanced = []
         for runner in runners:
             after = runner
             if runner.name not in busy:
                 with problems.apart(f"runner {runner.name}"):
-                    after = self._advance(runner, given.get(runner.name), leases.get(runner.lease), now)
-            found.append(after)
-        return found
+                    after = self._advance(runner, jobs_by_runner.get(runner.name), leases.get(runner.lease), now)
+            advanced.append(after)
+        return advanced
 
     def _advance(self, runner: Runner, job: Job | None, lease: Booking | None, now: datetime) -> Runner:
-        seen = self.sights.of(runner, job)
-        if runner.state is RunnerState.REQUESTED or self._never_asked_for(runner, seen):
+        observation = self.sights.of(runner, job)
+        if runner.state is RunnerState.REQUESTED or self._never_asked_for(runner, observation):
             self.executor.interrupted(runner)
             return self._stored(runner)
-        after = progress(self._with_gpus(runner, lease), seen, self.site.patience(runner), now)
-        if after.state is not RunnerState.DELETING and self._hangs_on_github(after, seen, now):
+        after = progress(self._with_gpus(runner, lease), observation, self.site.patience(runner), now)
+        if after.state is not RunnerState.DELETING and self._hangs_on_github(after, observation, now):
             self.workers.start(runner.name, partial(self._ask, runner))
         if after.state in NO_JOB_YET and (bad := next((gpu for gpu in after.gpus if gpu in self._out_of_use), "")):
             self._let_go(after, Cause.GPU_KEPT_BACK, f"its GPU {bad} is {self._out_of_use[bad]}", now)
@@ -280,10 +280,10 @@ class RunnerController:
         self.executor.write(after, _told(runner, after))
         return after
 
-    def _never_asked_for(self, runner: Runner, seen: RunnerObservation) -> bool:
+    def _never_asked_for(self, runner: Runner, observation: RunnerObservation) -> bool:
         """Return whether a process before this one was about to ask Nova for the runner, and did not."""
         look = self.sights.nova
-        alone = runner.state is RunnerState.CREATING and not runner.server_id and seen.server is None
+        alone = runner.state is RunnerState.CREATING and not runner.server_id and observation.server is None
         return alone and look is not None and look.at - runner.changed >= LATE
 
     def _with_gpus(self, runner: Runner, lease: Booking | None) -> Runner:
@@ -296,12 +296,16 @@ class RunnerController:
         gpus = (f"{lane.host}/{address}" for lane in mine for address in lane.addresses[:most])
         return replace(runner, gpus=tuple(gpus))
 
-    def _hangs_on_github(self, runner: Runner, seen: RunnerObservation, now: datetime) -> bool:
+    def _hangs_on_github(self, runner: Runner, observation: RunnerObservation, now: datetime) -> bool:
         """Return whether the next decision about a runner depends on an answer of GitHub's about it alone."""
-        console, server = seen.console, seen.server
+        console, server = observation.console, observation.server
         wrong = console is not None and (console.gpu is GpuVerdict.FAILED or bool(console.failed))
         off = server is not None and server.status in OFF
-        if seen.registered is not None or not (wrong or off) or now - self._asked.get(runner.name, now - ASKED) < ASKED:
+        if (
+            observation.registered is not None
+            or not (wrong or off)
+            or now - self._asked.get(runner.name, now - ASKED) < ASKED
+        ):
             return False
         self._asked[runner.name] = now
         return True
@@ -343,9 +347,9 @@ class RunnerController:
 
     def _idle(self, now: datetime) -> list[IdleRunners]:
         wished = idle_runners(self.site.compiled.site, self._configurations(), self._last_job, now)
-        kinds = {(one.scope, one.repository, one.scale_set, one.wanted.kind): one for one in wished}
+        kinds = {(wish.scope, wish.repository, wish.scale_set, wish.wanted.kind): wish for wish in wished}
         pauses = self._pauses.idle_until(kinds)
-        return [replace(one, not_before=pauses.get(kind)) for kind, one in kinds.items()]
+        return [replace(wish, not_before=pauses.get(kind)) for kind, wish in kinds.items()]
 
     def _last_job(self, repository: str, kind: str) -> datetime | None:
         if self._last_jobs is None:

@@ -182,10 +182,10 @@ class SetListener:
             state, last_message=message.id, assigned=numbers.assigned, waiting=numbers.available, seen=self._now(),
             error="",
         )  # fmt: skip
-        wanted = message.available  # GitHub offers no more than the capacity that it was told, and offers each once
-        self._book.message(replace(done, last_message=state.last_message) if wanted else done, updates)
-        if wanted:
-            session.acquire(wanted)
+        offered = message.available  # GitHub offers no more than the capacity that it was told, and offers each once
+        self._book.message(replace(done, last_message=state.last_message) if offered else done, updates)
+        if offered:
+            session.acquire(offered)
             self._store.put_message(done)
         session.acknowledge(message.id)
 

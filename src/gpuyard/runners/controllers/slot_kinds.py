@@ -45,17 +45,17 @@ class SlotKinds:
             return False
         self._asked[pool] = now
         try:
-            known = self._known[pool] = self.placed.have_trait(LONE_TRAIT, lone)
+            has_trait = self._known[pool] = self.placed.have_trait(LONE_TRAIT, lone)
         except CloudError as error:
             LOG.info("pool %s: it cannot be told which GPUs are alone in their groups: %s", pool, error)
             return False
-        if not known:
+        if not has_trait:
             LOG.warning(
                 "pool %s: nova-compute does not report yet which GPUs are alone in their IOMMU groups, so runners with "
                 "one GPU may take the leader of a group; deploy the site's Nova options",
                 pool,
             )
-        return known
+        return has_trait
 
 
 def open_slot_kinds(compiled: CompiledSite, api: CloudApi) -> SlotKinds:

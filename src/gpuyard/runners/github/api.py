@@ -276,10 +276,10 @@ class RestApi:
 def listed(data: Any, key: str, what: str) -> list[Mapping[str, Any]]:
     """Return the objects of an answer's list. Raises GitHubError where there is no list: that is not the same as an
     empty one."""
-    found = fields.row(data).get(key) if key else data
-    if not isinstance(found, list):
+    items = fields.row(data).get(key) if key else data
+    if not isinstance(items, list):
         raise GitHubError(f"{what}: the answer has no list in it", status=200)
-    return fields.rows(found)
+    return fields.rows(items)
 
 
 def limited(answer: WireAnswer, words: str) -> bool:
@@ -289,12 +289,12 @@ def limited(answer: WireAnswer, words: str) -> bool:
     if answer.status != 403:
         return False
     headers = answer.headers
-    told = words.lower()
+    lowered = words.lower()
     return (
         "retry-after" in headers
         or headers.get("x-ratelimit-remaining") == "0"
-        or "rate limit" in told
-        or "abuse" in told
+        or "rate limit" in lowered
+        or "abuse" in lowered
     )
 
 
@@ -318,7 +318,7 @@ def _origin(url: str) -> tuple[str, str, int | None]:
 def _date(answer: WireAnswer, now: datetime) -> datetime:
     """Return the time by GitHub's clock, by which waits are reckoned."""
     try:
-        told = parsedate_to_datetime(answer.headers.get("date", "")[:40])
-        return told if told.tzinfo else told.replace(tzinfo=UTC)
+        date = parsedate_to_datetime(answer.headers.get("date", "")[:40])
+        return date if date.tzinfo else date.replace(tzinfo=UTC)
     except (ValueError, TypeError, OverflowError):
         return now

@@ -87,15 +87,19 @@ class GitHubClient:
     def _sees_all(self) -> bool:
         """Return whether the app was installed for all repositories. Asked once."""
         if self._all_repositories is None:
-            told = fields.row(self.api.ask("GET", "/installation/repositories", query={"per_page": 1}).data)
-            self._all_repositories = fields.text(told, "repository_selection", 20) == "all"
+            data = fields.row(self.api.ask("GET", "/installation/repositories", query={"per_page": 1}).data)
+            self._all_repositories = fields.text(data, "repository_selection", 20) == "all"
         return self._all_repositories
 
     def _enrolled(self, rows: Sequence[Mapping[str, Any]], more: str) -> RepositoryPage:
-        known = [_repository_row(row) for row in rows]
-        found = [one for one in known if one.name and not one.archived and self.enrolment.includes(one.name)]
-        pushes = [one.pushed for one in known if one.pushed]
-        return RepositoryPage(tuple(found), bool(more), min(pushes, default=None))
+        repositories = [_repository_row(row) for row in rows]
+        enrolled = [
+            repository
+            for repository in repositories
+            if repository.name and not repository.archived and self.enrolment.includes(repository.name)
+        ]
+        pushes = [repository.pushed for repository in repositories if repository.pushed]
+        return RepositoryPage(tuple(enrolled), bool(more), min(pushes, default=None))
 
     def repository(self, name: str) -> Repository | None:
         """Return a repository; None when there is none, or none that the app or token may see."""
@@ -107,8 +111,10 @@ class GitHubClient:
         GitHub does not report."""
         if self.enrolment.app is None:
             return None
-        told = fields.row(self.api.ask("GET", f"{owner_path(self.enrolment)}/installation", as_app=True).data)
-        return {name: access for name, access in fields.row(told, "permissions").items() if isinstance(access, str)}
+        installation = fields.row(self.api.ask("GET", f"{owner_path(self.enrolment)}/installation", as_app=True).data)
+        return {
+            name: access for name, access in fields.row(installation, "permissions").items() if isinstance(access, str)
+        }
 
     # Runners
 
@@ -119,33 +125,33 @@ class GitHubClient:
         group = REPOSITORY_GROUP if self._of_repository(repository) else self.group(self.enrolment.runner_group)
         body = {"name": name, "runner_group_id": group, "labels": list(labels), "work_folder": "_work"}
         try:
-            told = self.api.ask("POST", f"{self._runners(repository)}/generate-jitconfig", body=body).data
+            data = self.api.ask("POST", f"{self._runners(repository)}/generate-jitconfig", body=body).data
         except GitHubError as error:
             self._groups.clear()
             if error.status == 403 and error.kind is GitHubTrouble.REFUSED and self._of_repository(repository):
                 raise GitHubError(f"{error}{FORBIDDEN}", error.kind, status=403) from None
             raise _conflict_when(error, "already exists") from None
-        return jit_runner(told, "encoded_jit_config")
+        return jit_runner(data, "encoded_jit_config")
 
     def group(self, name: str) -> int:
         """Return the id of a runner group of the organisation. Asked once for each name."""
-        wanted = name.lower()
-        if wanted not in self._groups:
-            found = self.api.pages(f"{owner_path(self.enrolment)}/actions/runner-groups", "runner_groups")
-            self._groups |= {fields.text(one, "name", 256).lower(): fields.whole(one, "id") for one in found}
-        if not self._groups.get(wanted):
-            known = ", ".join(sorted(self._groups)) or "none that the app or token may see"
+        key = name.lower()
+        if key not in self._groups:
+            rows = self.api.pages(f"{owner_path(self.enrolment)}/actions/runner-groups", "runner_groups")
+            self._groups |= {fields.text(row, "name", 256).lower(): fields.whole(row, "id") for row in rows}
+        if not self._groups.get(key):
+            names = ", ".join(sorted(self._groups)) or "none that the app or token may see"
             raise GitHubError(
-                f"{self.enrolment.name} has no runner group {name!r}; it has: {known}", GitHubTrouble.MISSING
+                f"{self.enrolment.name} has no runner group {name!r}; it has: {names}", GitHubTrouble.MISSING
             )
-        return self._groups[wanted]
+        return self._groups[key]
 
     def runners(self, repository: str = "") -> list[RegisteredRunner]:
-        return [_runner(one) for one in self.api.pages(self._runners(repository), "runners")]
+        return [_runner(row) for row in self.api.pages(self._runners(repository), "runners")]
 
     def runner_named(self, name: str, repository: str = "") -> RegisteredRunner | None:
-        found = (_runner(one) for one in self.api.pages(self._runners(repository), "runners", query={"name": name}))
-        return next((one for one in found if one.name == name), None)
+        runners = (_runner(row) for row in self.api.pages(self._runners(repository), "runners", query={"name": name}))
+        return next((runner for runner in runners if runner.name == name), None)
 
     def runner(self, id: int, repository: str = "") -> RegisteredRunner | None:
         data = self._or_none(f"{self._runners(repository)}/{id}")
@@ -163,8 +169,8 @@ class GitHubClient:
 
     def registration_token(self) -> RegistrationToken:
         """Return a registration token for a scale set's client."""
-        told = fields.row(self.api.ask("POST", f"{self._runners('')}/registration-token").data)
-        token, expires = fields.text(told, "token"), fields.moment(told, "expires_at")
+        data = fields.row(self.api.ask("POST", f"{self._runners('')}/registration-token").data)
+        token, expires = fields.text(data, "token"), fields.moment(data, "expires_at")
         if not token or expires is None:
             raise GitHubError("GitHub gave no registration token that can be read")
         return RegistrationToken(token, expires)
@@ -206,28 +212,28 @@ class GitHubClient:
         at least."""
         runs: dict[int, None] = {}
         for status in ("queued", "in_progress"):
-            found = self.api.pages(f"{_repository(repository)}/actions/runs", "workflow_runs", query={"status": status})
-            runs |= dict.fromkeys(fields.whole(one, "id") for one in islice(found, MOST_RUNS))
+            rows = self.api.pages(f"{_repository(repository)}/actions/runs", "workflow_runs", query={"status": status})
+            runs |= dict.fromkeys(fields.whole(row, "id") for row in islice(rows, MOST_RUNS))
         return sorted(filter(None, runs))
 
     def jobs_of(self, repository: str, run: int) -> list[JobUpdate]:
         """Return the jobs of the last attempt of a run."""
         where = f"{_repository(repository)}/actions/runs/{run}/jobs"
-        found = (self._job(one, repository) for one in self.api.pages(where, "jobs", query={"filter": "latest"}))
-        return [one for one in found if one]
+        updates = (self._job(row, repository) for row in self.api.pages(where, "jobs", query={"filter": "latest"}))
+        return [update for update in updates if update]
 
     def run(self, repository: str, id: int) -> WorkflowRun:
-        told = fields.row(self.api.ask("GET", f"{_repository(repository)}/actions/runs/{id}").data)
-        actor = fields.text(fields.row(told, "triggering_actor") or fields.row(told, "actor"), "login", 100)
+        data = fields.row(self.api.ask("GET", f"{_repository(repository)}/actions/runs/{id}").data)
+        actor = fields.text(fields.row(data, "triggering_actor") or fields.row(data, "actor"), "login", 100)
         return WorkflowRun(
-            id=fields.whole(told, "id"),
-            attempt=fields.whole(told, "run_attempt") or 1,
-            event=fields.text(told, "event", 64),
+            id=fields.whole(data, "id"),
+            attempt=fields.whole(data, "run_attempt") or 1,
+            event=fields.text(data, "event", 64),
             actor=actor,
-            status=fields.text(told, "status", 40),
-            head_repository=fields.repository(fields.row(told, "head_repository"), "full_name"),
-            head_branch=fields.text(told, "head_branch", 256),
-            head_sha=fields.text(told, "head_sha", 64),
+            status=fields.text(data, "status", 40),
+            head_repository=fields.repository(fields.row(data, "head_repository"), "full_name"),
+            head_branch=fields.text(data, "head_branch", 256),
+            head_sha=fields.text(data, "head_sha", 64),
         )
 
     def cancel_run(self, repository: str, id: int) -> None:
@@ -240,22 +246,22 @@ class GitHubClient:
         """Return pull requests whose code is the branch of a repository of `owner`, newest first, at most 100."""
         query = {"head": f"{owner}:{branch}", "state": "all", "per_page": 100}
         path = f"{_repository(repository)}/pulls"
-        found = listed(self.api.ask("GET", path, query=query).data, "", f"GET {path}")
-        return [_pull_request(one, repository) for one in found]
+        rows = listed(self.api.ask("GET", path, query=query).data, "", f"GET {path}")
+        return [_pull_request(row, repository) for row in rows]
 
     def role(self, repository: str, user: str) -> str:
         """Return a user's role: ``admin``, ``maintain``, ``write``, ``triage``, ``read``, an organisation's own word,
         or ``none``."""
-        told = self._or_none(f"{_repository(repository)}/collaborators/{quote(user, safe='')}/permission")
-        if told is None:
+        permission = self._or_none(f"{_repository(repository)}/collaborators/{quote(user, safe='')}/permission")
+        if permission is None:
             return "none"
-        return fields.text(told, "role_name", 100) or fields.text(told, "permission", 100) or "none"
+        return fields.text(permission, "role_name", 100) or fields.text(permission, "permission", 100) or "none"
 
     def in_team(self, team: str, user: str) -> bool:
         """Return whether a user is an active member of one of the organisation's teams, named by its slug."""
         where = f"/orgs/{quote(self.enrolment.owner, safe='')}/teams/{quote(team, safe='')}/memberships"
-        told = self._or_none(f"{where}/{quote(user, safe='')}")
-        return told is not None and fields.text(told, "state", 40) == "active"
+        membership = self._or_none(f"{where}/{quote(user, safe='')}")
+        return membership is not None and fields.text(membership, "state", 40) == "active"
 
     # Webhooks
 
@@ -264,12 +270,12 @@ class GitHubClient:
         if self.enrolment.app:
             return [Hook("/app/hook/deliveries")]
         where = f"{owner_path(self.enrolment)}/hooks"
-        found = [
-            Hook(f"{where}/{fields.whole(one, 'id')}/deliveries", fields.text(fields.row(one, "config"), "url"))
-            for one in islice(self.api.pages(where), MOST_HOOKS)
-            if {JOB_EVENT, "*"} & {*fields.texts(one, "events")} and one.get("active") is not False
+        hooks = [
+            Hook(f"{where}/{fields.whole(row, 'id')}/deliveries", fields.text(fields.row(row, "config"), "url"))
+            for row in islice(self.api.pages(where), MOST_HOOKS)
+            if {JOB_EVENT, "*"} & {*fields.texts(row, "events")} and row.get("active") is not False
         ]
-        return found
+        return hooks
 
     def deliveries(self, hook: Hook, cursor: str = "") -> HookAttempts:
         """Return a page of what a webhook has sent, the newest first. GitHub's filter by ``status=failure`` is of no
@@ -313,14 +319,14 @@ class GitHubClient:
                 raise
             return None
 
-    def _job(self, told: Mapping[str, Any], repository: str) -> JobUpdate | None:
-        return workflow_job(told, repository, self.enrolment.name, self.host)
+    def _job(self, row: Mapping[str, Any], repository: str) -> JobUpdate | None:
+        return workflow_job(row, repository, self.enrolment.name, self.host)
 
 
-def jit_runner(told: Any, key: str) -> JitRunner:
+def jit_runner(data: Any, key: str) -> JitRunner:
     """Read a registration from an answer; `key` is the answer's name for the configuration. Raises GitHubError."""
-    one = fields.row(told)
-    runner, encoded = fields.row(one, "runner"), fields.text(one, key, 1 << 20)
+    row = fields.row(data)
+    runner, encoded = fields.row(row, "runner"), fields.text(row, key, 1 << 20)
     if not fields.whole(runner, "id") or not encoded:
         raise GitHubError("GitHub registered a runner and gave no configuration that can be read")
     return JitRunner(fields.whole(runner, "id"), fields.text(runner, "name", 256), encoded)
@@ -343,41 +349,41 @@ def _repository(name: str) -> str:
     return f"/repos/{name}"
 
 
-def _runner(one: Mapping[str, Any]) -> RegisteredRunner:
+def _runner(row: Mapping[str, Any]) -> RegisteredRunner:
     return RegisteredRunner(
-        fields.whole(one, "id"),
-        fields.text(one, "name", 256),
-        fields.text(one, "status", 40) == "online",
-        fields.truth(one, "busy"),
-        fields.texts(one, "labels"),
+        fields.whole(row, "id"),
+        fields.text(row, "name", 256),
+        fields.text(row, "status", 40) == "online",
+        fields.truth(row, "busy"),
+        fields.texts(row, "labels"),
     )
 
 
-def _pull_request(one: Mapping[str, Any], repository: str) -> PullRequest:
-    head = fields.row(one, "head")
+def _pull_request(row: Mapping[str, Any], repository: str) -> PullRequest:
+    head = fields.row(row, "head")
     source = fields.repository(fields.row(head, "repo"), "full_name")
     return PullRequest(
-        fields.whole(one, "number"),
-        fields.text(fields.row(one, "user"), "login", 100),
-        fields.text(one, "author_association", 40) or "NONE",
+        fields.whole(row, "number"),
+        fields.text(fields.row(row, "user"), "login", 100),
+        fields.text(row, "author_association", 40) or "NONE",
         source,
         fields.text(head, "sha", 64),
         source.lower() != repository.lower(),
     )
 
 
-def _attempt(one: Mapping[str, Any]) -> HookAttempt | None:
-    delivered = fields.moment(one, "delivered_at")
+def _attempt(row: Mapping[str, Any]) -> HookAttempt | None:
+    delivered = fields.moment(row, "delivered_at")
     if delivered is None:
         return None
     return HookAttempt(
-        fields.whole(one, "id"),
-        fields.text(one, "guid", 64),
-        fields.text(one, "event", 64),
+        fields.whole(row, "id"),
+        fields.text(row, "guid", 64),
+        fields.text(row, "event", 64),
         delivered,
-        200 <= fields.whole(one, "status_code") < 300,
-        fields.truth(one, "redelivery"),
-        fields.text(one, "action", 40),
+        200 <= fields.whole(row, "status_code") < 300,
+        fields.truth(row, "redelivery"),
+        fields.text(row, "action", 40),
     )
 
 

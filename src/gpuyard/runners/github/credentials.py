@@ -48,10 +48,10 @@ class TokenFile:
         self._path = path
 
     def token(self) -> str:
-        found = _read(self._path, "token").strip()
-        if not TOKEN.fullmatch(found):
+        token = _read(self._path, "token").strip()
+        if not TOKEN.fullmatch(token):
             raise _wrong(f"{self._path} must hold one token in one line")
-        return found
+        return token
 
     def app_token(self) -> str:
         return ""
@@ -102,28 +102,28 @@ class AppInstallation:
         if not self._installation:
             self._installation = self._find()
         try:
-            told = self._ask("POST", f"/app/installations/{self._installation}/access_tokens")
+            data = self._ask("POST", f"/app/installations/{self._installation}/access_tokens")
         except GitHubError as error:
             if error.kind is not GitHubTrouble.MISSING:
                 raise
             self._installation = self._find()  # it was installed anew
-            told = self._ask("POST", f"/app/installations/{self._installation}/access_tokens")
-        text, until = fields.text(told, "token"), fields.moment(told, "expires_at")
+            data = self._ask("POST", f"/app/installations/{self._installation}/access_tokens")
+        text, until = fields.text(data, "token"), fields.moment(data, "expires_at")
         if not TOKEN.fullmatch(text) or until is None:
             raise GitHubError(f"GitHub gave app {self._app.id} no token that can be read")
         return _InstallationToken(text, until)
 
     def _find(self) -> int:
         try:
-            found = fields.whole(self._ask("GET", f"{self._owner_path}/installation"), "id")
+            installation = fields.whole(self._ask("GET", f"{self._owner_path}/installation"), "id")
         except GitHubError as error:
             if error.kind is not GitHubTrouble.MISSING:
                 raise
-            found = 0
-        if not found:
+            installation = 0
+        if not installation:
             owner = self._owner_path.partition("/")[2].partition("/")[2]
             raise _wrong(f"app {self._app.id} is not installed for {owner}: install it there, in GitHub's settings")
-        return found
+        return installation
 
 
 def credentials_of(enrolment: Enrolment, ask: AskAsApp, now: Callable[[], datetime]) -> GitHubLogin:

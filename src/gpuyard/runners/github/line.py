@@ -105,11 +105,11 @@ class HostLine:
 def said(answer: WireAnswer) -> str:
     """Return ``: `` and GitHub's own words about an error; empty when there are none."""
     try:
-        told = fields.row(fields.document(answer.body))
+        data = fields.row(fields.document(answer.body))
     except ValueError:
         return ""
-    errors = told.get("errors")
-    words = [fields.text(told, "message", 300)]
+    errors = data.get("errors")
+    words = [fields.text(data, "message", 300)]
     words += [
         printable(error[:200]) if isinstance(error, str) else fields.text(fields.row(error), "message", 200)
         for error in (errors[:3] if isinstance(errors, list) else [errors])

@@ -121,25 +121,25 @@ def job_updates(
 def read_message(body: bytes) -> SetMessage:
     """Parse a message. Raises GitHubError when it cannot be read, so that it is not acknowledged. Notices of a kind or
     form that is not known here are left out: their effect is in the statistics."""
-    told = _document(body)
-    number = fields.whole(told, "messageId")
+    document = _document(body)
+    number = fields.whole(document, "messageId")
     if not number:
         raise GitHubError("a message of a scale set has no number")
-    inner, notices = told.get("body"), ()
-    if fields.text(told, "messageType", 100) == JOB_MESSAGES and isinstance(inner, str) and inner:
+    inner, notices = document.get("body"), ()
+    if fields.text(document, "messageType", 100) == JOB_MESSAGES and isinstance(inner, str) and inner:
         try:
             rows = fields.rows(fields.document(inner.encode()), most=MOST_NOTICES)
         except ValueError:
             raise GitHubError(f"message {number} of a scale set cannot be read") from None
-        return SetMessage(number, statistics(told), tuple(one for one in map(_notice, rows) if one))
-    return SetMessage(number, statistics(told), notices)
+        return SetMessage(number, statistics(document), tuple(notice for notice in map(_notice, rows) if notice))
+    return SetMessage(number, statistics(document), notices)
 
 
-def _notice(one: Mapping[str, Any]) -> JobNotice | None:
-    kind, request = one.get("messageType"), fields.whole(one, "runnerRequestId")
-    repository = fields.text(one, "repositoryName", 200)
+def _notice(row: Mapping[str, Any]) -> JobNotice | None:
+    kind, request = row.get("messageType"), fields.whole(row, "runnerRequestId")
+    repository = fields.text(row, "repositoryName", 200)
     if "/" not in repository:
-        repository = f"{fields.text(one, 'ownerName', 200)}/{repository}"
+        repository = f"{fields.text(row, 'ownerName', 200)}/{repository}"
     repository = fields.repository({"name": repository}, "name")
     if kind not in set(NoticeKind) or not request or not repository:
         return None
@@ -147,58 +147,58 @@ def _notice(one: Mapping[str, Any]) -> JobNotice | None:
         kind=NoticeKind(kind),
         request=request,
         repository=repository,
-        workflow_ref=fields.text(one, "jobWorkflowRef", 500),
-        name=fields.text(one, "jobDisplayName", 256),
-        run_id=fields.whole(one, "workflowRunId"),
-        event=fields.text(one, "eventName", 64),
-        labels=fields.texts(one, "requestLabels"),
-        runner=fields.text(one, "runnerName", 256),
-        result=fields.text(one, "result", 40),
-        queued=fields.moment(one, "queueTime"),
-        assigned=fields.moment(one, "scaleSetAssignTime"),
-        started=fields.moment(one, "runnerAssignTime"),
-        finished=fields.moment(one, "finishTime"),
+        workflow_ref=fields.text(row, "jobWorkflowRef", 500),
+        name=fields.text(row, "jobDisplayName", 256),
+        run_id=fields.whole(row, "workflowRunId"),
+        event=fields.text(row, "eventName", 64),
+        labels=fields.texts(row, "requestLabels"),
+        runner=fields.text(row, "runnerName", 256),
+        result=fields.text(row, "result", 40),
+        queued=fields.moment(row, "queueTime"),
+        assigned=fields.moment(row, "scaleSetAssignTime"),
+        started=fields.moment(row, "runnerAssignTime"),
+        finished=fields.moment(row, "finishTime"),
     )
 
 
 def read_session(body: bytes) -> SessionFacts:
     """Parse the answer to a new or renewed session. Raises GitHubError."""
-    told = _document(body)
-    found = SessionFacts(
-        fields.text(told, "sessionId", 100),
-        fields.text(told, "messageQueueUrl", 4000),
-        fields.text(told, "messageQueueAccessToken", 16_000),
-        statistics(told),
+    document = _document(body)
+    session = SessionFacts(
+        fields.text(document, "sessionId", 100),
+        fields.text(document, "messageQueueUrl", 4000),
+        fields.text(document, "messageQueueAccessToken", 16_000),
+        statistics(document),
     )
-    if not (found.id and found.queue_url and found.queue_token):
+    if not (session.id and session.queue_url and session.queue_token):
         raise GitHubError("GitHub opened a session of a scale set and did not say where its messages are")
-    return found
+    return session
 
 
-def statistics(told: Mapping[str, Any]) -> Statistics:
-    one = fields.row(told, "statistics")
+def statistics(data: Mapping[str, Any]) -> Statistics:
+    counts = fields.row(data, "statistics")
     return Statistics(
-        available=fields.whole(one, "totalAvailableJobs"),
-        acquired=fields.whole(one, "totalAcquiredJobs"),
-        assigned=fields.whole(one, "totalAssignedJobs"),
-        running=fields.whole(one, "totalRunningJobs"),
-        registered=fields.whole(one, "totalRegisteredRunners"),
-        busy=fields.whole(one, "totalBusyRunners"),
-        idle=fields.whole(one, "totalIdleRunners"),
+        available=fields.whole(counts, "totalAvailableJobs"),
+        acquired=fields.whole(counts, "totalAcquiredJobs"),
+        assigned=fields.whole(counts, "totalAssignedJobs"),
+        running=fields.whole(counts, "totalRunningJobs"),
+        registered=fields.whole(counts, "totalRegisteredRunners"),
+        busy=fields.whole(counts, "totalBusyRunners"),
+        idle=fields.whole(counts, "totalIdleRunners"),
     )
 
 
-def runner_set(one: Mapping[str, Any]) -> RunnerSet:
+def runner_set(row: Mapping[str, Any]) -> RunnerSet:
     """Parse a scale set. Raises GitHubError."""
-    id, name = fields.whole(one, "id"), fields.text(one, "name", 256)
+    id, name = fields.whole(row, "id"), fields.text(row, "name", 256)
     if not id or not name:
         raise GitHubError("GitHub described a scale set without number or name")
-    return RunnerSet(id, name, fields.whole(one, "runnerGroupId"), fields.texts(one, "labels"), statistics(one))
+    return RunnerSet(id, name, fields.whole(row, "runnerGroupId"), fields.texts(row, "labels"), statistics(row))
 
 
-def runner_of_set(one: Mapping[str, Any]) -> RegisteredRunner:
+def runner_of_set(row: Mapping[str, Any]) -> RegisteredRunner:
     return RegisteredRunner(
-        fields.whole(one, "id"), fields.text(one, "name", 256), scale_set=fields.whole(one, "runnerScaleSetId")
+        fields.whole(row, "id"), fields.text(row, "name", 256), scale_set=fields.whole(row, "runnerScaleSetId")
     )
 
 

@@ -55,25 +55,25 @@ class ScaleSetClient:
         """Return the scale set of a name in a runner group (by name), made or with its labels mended where that is
         needed. Without `labels` its label is its name. A GitHub that knows one label only leaves out the others."""
         number = self._group(group)
-        wanted = labels or (name,)
-        found = self._named(name, number)
-        if found is None:
-            body = _body(name, number, wanted)
+        desired = labels or (name,)
+        scale_set = self._named(name, number)
+        if scale_set is None:
+            body = _body(name, number, desired)
             try:
                 answer = self._service.ask("POST", SETS, body=body)
             except GitHubError as error:
                 # Made by a call whose answer was lost, or by somebody else at the same time.
-                found = (
+                scale_set = (
                     self._named(name, number) if error.kind in {GitHubTrouble.CONFLICT, GitHubTrouble.RETRY} else None
                 )
-                if found is None:
+                if scale_set is None:
                     raise
             else:
                 return runner_set(_row(answer))
-        if {label.lower() for label in found.labels} != {one.lower() for one in wanted}:
-            answer = self._service.ask("PATCH", f"{SETS}/{found.id}", body=_body(name, number, wanted))
+        if {label.lower() for label in scale_set.labels} != {label.lower() for label in desired}:
+            answer = self._service.ask("PATCH", f"{SETS}/{scale_set.id}", body=_body(name, number, desired))
             return runner_set(_row(answer))
-        return found
+        return scale_set
 
     def set_of(self, id: int) -> RunnerSet:
         """Return a scale set with its statistics now."""
@@ -101,8 +101,8 @@ class ScaleSetClient:
 
     def runner_named(self, name: str) -> RegisteredRunner | None:
         """Return the registration with a name, or None; this answer has neither `online` and `busy` nor labels."""
-        found = _row(self._service.ask("GET", AGENTS, query={"agentName": name}))
-        runners = (runner_of_set(one) for one in listed(found, "value", f"GET {AGENTS}"))
+        data = _row(self._service.ask("GET", AGENTS, query={"agentName": name}))
+        runners = (runner_of_set(row) for row in listed(data, "value", f"GET {AGENTS}"))
         return next((runner for runner in runners if runner.name == name), None)
 
     def delete_runner(self, id: int) -> bool:
@@ -110,15 +110,15 @@ class ScaleSetClient:
         return _deleted(lambda: self._service.ask("DELETE", f"{AGENTS}/{id}"))
 
     def _named(self, name: str, group: int) -> RunnerSet | None:
-        found = _row(self._service.ask("GET", SETS, query={"runnerGroupId": group, "name": name}))
-        sets = (runner_set(one) for one in listed(found, "value", f"GET {SETS}"))
+        data = _row(self._service.ask("GET", SETS, query={"runnerGroupId": group, "name": name}))
+        sets = (runner_set(row) for row in listed(data, "value", f"GET {SETS}"))
         return next((scale_set for scale_set in sets if scale_set.name.lower() == name.lower()), None)
 
     def _group(self, name: str) -> int:
         if name.lower() == "default" or self._github.enrolment.repository:
             return DEFAULT_GROUP
-        found = listed(_row(self._service.ask("GET", GROUPS, query={"groupName": name})), "value", f"GET {GROUPS}")
-        number = fields.whole(found[0], "id") if found else 0
+        groups = listed(_row(self._service.ask("GET", GROUPS, query={"groupName": name})), "value", f"GET {GROUPS}")
+        number = fields.whole(groups[0], "id") if groups else 0
         if not number:
             raise GitHubError(
                 f"{self._github.enrolment.name} has no runner group {name!r}, or the app or token may not see it",
@@ -265,8 +265,8 @@ def _row(answer: WireAnswer) -> Mapping[str, Any]:
 
 def _with(url: str, path: str, query: Mapping[str, object]) -> str:
     parts = urlsplit(url)
-    asked = [(key, value) for key, value in parse_qsl(parts.query, keep_blank_values=True) if key not in query]
-    return urlunsplit((parts.scheme, parts.netloc, parts.path + path, urlencode([*asked, *query.items()]), ""))
+    parameters = [(key, value) for key, value in parse_qsl(parts.query, keep_blank_values=True) if key not in query]
+    return urlunsplit((parts.scheme, parts.netloc, parts.path + path, urlencode([*parameters, *query.items()]), ""))
 
 
 def _deleted(call: Callable[[], object]) -> bool:

@@ -105,8 +105,8 @@ class SetService:
         except ValueError:
             name = ""
         words = said(answer)
-        known = (kind for exception, kind in EXCEPTIONS.items() if exception in name)
-        kind = next(known, KINDS.get(answer.status, GitHubTrouble.REFUSED))
+        kinds = (kind for exception, kind in EXCEPTIONS.items() if exception in name)
+        kind = next(kinds, KINDS.get(answer.status, GitHubTrouble.REFUSED))
         retry_at = None
         if limited(answer, words):
             kind, retry_at = GitHubTrouble.LIMITED, self._api.retry_at(answer)
@@ -121,8 +121,8 @@ class SetService:
         """Return an address that the service gave, if its token may be sent there. Raises GitHubError for one that is
         not HTTPS although GitHub is, that has no host, or that has a user in it."""
         parts = urlsplit(url)
-        wanted = {"https"} | {urlsplit(self._api.base).scheme}
-        if parts.scheme not in wanted or not parts.hostname or parts.username:
+        schemes = {"https"} | {urlsplit(self._api.base).scheme}
+        if parts.scheme not in schemes or not parts.hostname or parts.username:
             raise GitHubError("the service of scale sets gave an address that is not used", GitHubTrouble.REFUSED)
         return url
 
@@ -154,8 +154,8 @@ class SetService:
                 self._api.sleep(pause)
                 continue
             break
-        told = fields.row(reply.data)
-        url, token = fields.text(told, "url", 4000), fields.text(told, "token", 16_000)
+        data = fields.row(reply.data)
+        url, token = fields.text(data, "url", 4000), fields.text(data, "token", 16_000)
         if not url or not token:
             raise GitHubError("GitHub did not say where the service of scale sets is")
         return _Admin(self.checked(url), token, expiry(token) or self._api.now() + UNTOLD)
@@ -163,5 +163,5 @@ class SetService:
 
 def _below(base: str, path: str, query: Mapping[str, object]) -> str:
     parts = urlsplit(base)
-    asked = urlencode([*parse_qsl(parts.query), *query.items()])
-    return urlunsplit((parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/{path}", asked, ""))
+    query_string = urlencode([*parse_qsl(parts.query), *query.items()])
+    return urlunsplit((parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/{path}", query_string, ""))

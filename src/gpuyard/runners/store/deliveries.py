@@ -39,13 +39,13 @@ def _statement(dialect: str, columns: tuple[str, ...]) -> postgresql.Insert | sq
     return upsert(dialect, DELIVERIES, columns, DELIVERIES.c.outcome == "")
 
 
-def _unpacked(kept: bytes) -> bytes:
+def _unpacked(body: bytes) -> bytes:
     """Decompress a body. One that was never compressed is returned as it is: a body that cannot be read must not stop
     the others."""
     try:
-        return zlib.decompress(kept)
+        return zlib.decompress(body)
     except zlib.error:
-        return kept
+        return body
 
 
 class Deliveries:
@@ -109,8 +109,10 @@ class Deliveries:
             self._change(connection, id, scope, error=storable(error)[:ERROR], next_try=again, tries=tries)
 
     def _change(self, connection: Connection, id: str, scope: str, **values: object) -> None:
-        one = and_(DELIVERIES.c.scope == storable(scope), DELIVERIES.c.id == storable(id), DELIVERIES.c.outcome == "")
-        connection.execute(update(DELIVERIES).where(one).values(**values))
+        condition = and_(
+            DELIVERIES.c.scope == storable(scope), DELIVERIES.c.id == storable(id), DELIVERIES.c.outcome == ""
+        )
+        connection.execute(update(DELIVERIES).where(condition).values(**values))
 
     def prune_deliveries(self, connection: Connection, now: datetime) -> None:
         connection.execute(delete(DELIVERIES).where(DELIVERIES.c.received <= seconds(now - KEEP)))

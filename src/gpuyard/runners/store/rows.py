@@ -37,9 +37,9 @@ def _wanted_text(wanted: Wanted | None) -> str:
 def _wanted(text: str) -> Wanted | None:
     if not text:
         return None
-    said = json.loads(text)
-    said["choices"] = tuple(ServerChoice(**one) for one in said["choices"])
-    return Wanted(**{**said, "longest": timedelta(seconds=said["longest"])})
+    data = json.loads(text)
+    data["choices"] = tuple(ServerChoice(**choice) for choice in data["choices"])
+    return Wanted(**{**data, "longest": timedelta(seconds=data["longest"])})
 
 
 @lru_cache(REMEMBERED)

@@ -41,8 +41,8 @@ LOG = 64 * 1024
 KEEP_EVENTS = timedelta(days=90)
 KEEP_JOBS = timedelta(days=400)
 _JOB, _RUNNER = [JOBS.c[name] for name in JOB], [RUNNERS.c[name] for name in RUNNER]
-_LIVE = sorted(one.value for one in RunnerState if one not in OVER)
-_OPEN = sorted(one.value for one in JobState if one not in DONE)
+_LIVE = sorted(state.value for state in RunnerState if state not in OVER)
+_OPEN = sorted(state.value for state in JobState if state not in DONE)
 
 
 class RunnerStore(Deliveries, Numbers, Visibility):
@@ -142,8 +142,8 @@ class RunnerStore(Deliveries, Numbers, Visibility):
     # Reading
 
     def job(self, id: str) -> Job | None:
-        found = self._jobs(select(*_JOB).where(JOBS.c.id == storable(id)))
-        return found[0] if found else None
+        jobs = self._jobs(select(*_JOB).where(JOBS.c.id == storable(id)))
+        return jobs[0] if jobs else None
 
     def jobs(
         self, states: Collection[JobState] = frozenset(JobState) - DONE, repository: str = "", limit: int | None = None
@@ -164,8 +164,8 @@ class RunnerStore(Deliveries, Numbers, Visibility):
         return self._jobs(query if before is None else query.where(JOBS.c.queued < seconds(before)))
 
     def runner(self, name: str) -> Runner | None:
-        found = self._runners(select(*_RUNNER).where(RUNNERS.c.name == storable(name)))
-        return found[0] if found else None
+        runners = self._runners(select(*_RUNNER).where(RUNNERS.c.name == storable(name)))
+        return runners[0] if runners else None
 
     def runners(self, over: bool = False, limit: int | None = None) -> list[Runner]:
         """Return runners that are not over, by creation; or those that are, the latest first."""

@@ -33,10 +33,10 @@ class Visibility:
     def public_repositories(self, now: datetime) -> frozenset[str]:
         """Return the names (``owner/name``, in lower case) of repositories that are public for every enrolment that
         knows them."""
-        known = select(REPOSITORIES.c.name).where(REPOSITORIES.c.seen > seconds(now - BELIEVED))
+        recent = select(REPOSITORIES.c.name).where(REPOSITORIES.c.seen > seconds(now - BELIEVED))
         private = select(REPOSITORIES.c.name).where(REPOSITORIES.c.private)
         with self._database.reading() as connection:
-            return frozenset(connection.scalars(known)) - frozenset(connection.scalars(private))
+            return frozenset(connection.scalars(recent)) - frozenset(connection.scalars(private))
 
     def seen_before(self, moment: datetime, scope: str, limit: int = 100) -> list[str]:
         """Return repositories of an enrolment whose visibility GitHub last reported before `moment`, the longest ago

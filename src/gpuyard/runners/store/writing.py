@@ -24,7 +24,7 @@ TEXT = 2_000
 def _ranks(states: type[StrEnum], last: frozenset[StrEnum]) -> Mapping[str, int]:
     """The number of each state in its life; the last ones have the same, since none follows on another."""
     order = [state.value for state in states if state not in last]
-    return {**{name: place for place, name in enumerate(order)}, **{one.value: len(order) for one in last}}
+    return {**{name: place for place, name in enumerate(order)}, **{state.value: len(order) for state in last}}
 
 
 _JOB_RANKS = _ranks(JobState, frozenset(DONE))

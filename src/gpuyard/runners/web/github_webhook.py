@@ -110,10 +110,10 @@ class Intake:
         """Return the enrolment that has the repository, of several with one secret, as of one app; empty when none
         has."""
         try:
-            told = fields.row(fields.document(body))
+            payload = fields.row(fields.document(body))
         except ValueError:
             raise Refusal(400, "bad_webhook", "The body is not JSON.") from None
-        repository = fields.repository(fields.row(told, "repository"), "full_name")
+        repository = fields.repository(fields.row(payload, "repository"), "full_name")
         return next((name for name in names if self._enrolments[name].includes(repository)), "")
 
 

@@ -61,14 +61,14 @@ class RunnerVisibility:
 
     def latest(self, read: Read, limit: int, before: datetime | None) -> list[Job]:
         """Return the newest jobs that the viewer sees. `read` gives so many from a moment back."""
-        found: list[Job] = []
+        jobs: list[Job] = []
         for _ in range(MOST_LOOKS):
             some = read(limit, before)
-            found += self.jobs(some)
-            if len(found) >= limit or len(some) < limit:
+            jobs += self.jobs(some)
+            if len(jobs) >= limit or len(some) < limit:
                 break
             before = some[-1].queued
-        return found[:limit]
+        return jobs[:limit]
 
     def runners(
         self, runners: Sequence[Runner], repositories_of: Callable[[Collection[str]], dict[str, str]]
@@ -87,8 +87,8 @@ class RunnerVisibility:
 
     def hours(self, hours: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
         """Return repository and GPU-hours; those that the viewer may not know are summed up at the end."""
-        shown = [(name, each) for name, each in hours if self.sees(name)]
-        rest = sum(each for name, each in hours if not self.sees(name))
+        shown = [(name, amount) for name, amount in hours if self.sees(name)]
+        rest = sum(amount for name, amount in hours if not self.sees(name))
         return [*shown, (HIDDEN_REPOSITORY, rest)] if rest and self.private == "jobs" else shown
 
     def enrolment(self, site: SiteRunners, name: str) -> str:

@@ -48,8 +48,8 @@ class FigureCache:
 
 
 def reckon(store: RunnerStore, now: datetime) -> Figures:
-    waits = sorted(one.waited for one in store.started(now - WAITS))
-    causes = Counter(one.cause for one in store.ended(now - WAITS))
+    waits = sorted(job.waited for job in store.started(now - WAITS))
+    causes = Counter(runner.cause for runner in store.ended(now - WAITS))
     hours = gpu_hours(store.used(now - USES), now - USES, now)
     return Figures(
         started=len(waits),
@@ -58,17 +58,17 @@ def reckon(store: RunnerStore, now: datetime) -> Figures:
         ended=causes.total(),
         failures={cause: count for cause, count in causes.most_common() if cause in FAILURES},
         gpu_hours=hours[:MOST_REPOSITORIES],
-        all_gpu_hours=sum(each for _, each in hours),
+        all_gpu_hours=sum(amount for _, amount in hours),
     )
 
 
 def gpu_hours(used: Iterable[GpuUse], since: datetime, now: datetime) -> list[tuple[str, float]]:
     """Return repository and the GPU-hours of its runners in [since, now), the most first. Warm ones without a job count
     for the repository ""."""
-    found: dict[str, float] = {}
-    for one in used:
-        found[one.repository] = found.get(one.repository, 0.0) + one.gpu_hours(since, now)
-    return sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    hours_by_repository: dict[str, float] = {}
+    for use in used:
+        hours_by_repository[use.repository] = hours_by_repository.get(use.repository, 0.0) + use.gpu_hours(since, now)
+    return sorted(hours_by_repository.items(), key=lambda item: (-item[1], item[0]))
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:

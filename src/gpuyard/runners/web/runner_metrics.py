@@ -105,9 +105,9 @@ class RunnerCollector(Collector):
         )
         made: Counter[tuple[str, str]] = Counter()
         left: dict[str, tuple[int, int]] = {}
-        seen = sight_of(self._runners, now, None, OthersShown.NAMES)  # nobody logs in to read metrics
+        visibility = sight_of(self._runners, now, None, OthersShown.NAMES)  # nobody logs in to read metrics
         for enrolment in board.enrolments:
-            name, counted = self._shown(seen.enrolment(self._runners.site, enrolment.name)), enrolment.calls
+            name, counted = self._shown(visibility.enrolment(self._runners.site, enrolment.name)), enrolment.calls
             made[name, "unchanged"] += counted.unchanged
             made[name, "failed"] += counted.failed
             made[name, "good"] += counted.calls - counted.unchanged - counted.failed
@@ -122,10 +122,10 @@ class RunnerCollector(Collector):
 
     def _of_history(self) -> Iterator[Metric]:
         now, store = self._now(), self._runners.store
-        started = [(one.id, one.started, (one.scale_set, one.waited)) for one in store.started(self._jobs.since(now))]
+        started = [(job.id, job.started, (job.scale_set, job.waited)) for job in store.started(self._jobs.since(now))]
         for name, seconds in self._jobs.new(now, started):
             self._waits.setdefault(self._shown(name), Durations(BOUNDS)).add(seconds)
-        ended = [(one.name, one.ended, one.cause) for one in store.ended(self._ends.since(now))]
+        ended = [(runner.name, runner.ended, runner.cause) for runner in store.ended(self._ends.since(now))]
         self._causes.update(self._ends.new(now, ended))
         startup = HistogramMetricFamily(
             "gha_job_startup_duration_seconds",

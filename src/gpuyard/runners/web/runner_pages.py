@@ -37,27 +37,29 @@ def install(app: FastAPI, sources: PortalContext, runners: RunnerSources) -> Non
     ) -> HTMLResponse:
         visitor = find_visitor(request)
         admin = visitor is not None and visitor.person.admin
-        seen = sight_of(runners, sources.now(), visitor, sources.settings.others)
-        history = seen.latest(
+        visibility = sight_of(runners, sources.now(), visitor, sources.settings.others)
+        history = visibility.latest(
             lambda limit, before: runners.store.latest_jobs(repository=repository, limit=limit, before=before),
             SEARCHED if q else HISTORY,
             None,
         )
         board = runners.overview.latest()
-        made = seen.runners(board.runners if board else (), runners.store.repositories_of)
+        made = visibility.runners(board.runners if board else (), runners.store.repositories_of)
         shown = runners_page(
             board,
             made,
             history,
             book.figures(),
             sources.now(),
-            seen,
+            visibility,
             admin,
             (lambda card: repository in ("", card.repository) and bool(matching([card], q)))
             if q or repository
             else None,
         )
-        names = {one.repository for one in (*history, *(board.jobs if board else ())) if seen.sees(one.repository)}
+        names = {
+            job.repository for job in (*history, *(board.jobs if board else ())) if visibility.sees(job.repository)
+        }
         return page(
             request, "runners.html", page=shown, days=WAITS.days, month=USES.days, q=q, repository=repository,
             repositories=sorted({*names, repository} - {""}),
@@ -66,12 +68,12 @@ def install(app: FastAPI, sources: PortalContext, runners: RunnerSources) -> Non
 
     @app.get("/job", include_in_schema=False)
     def one_job(request: Request, id: Annotated[str, Query(max_length=300)]) -> HTMLResponse:
-        seen = sight_of(runners, sources.now(), find_visitor(request), sources.settings.others)
-        found, known = require_job(runners, id, seen), seen.known
-        made = seen.runners(runners.store.runners_of(id), runners.store.repositories_of)
-        name = last_runner(found, made) if known else ""
+        visibility = sight_of(runners, sources.now(), find_visitor(request), sources.settings.others)
+        job, known = require_job(runners, id, visibility), visibility.known
+        made = visibility.runners(runners.store.runners_of(id), runners.store.repositories_of)
+        name = last_runner(job, made) if known else ""
         shown = job_page(
-            found,
+            job,
             places_of(runners.overview.latest()).get(id),
             made,
             timeline(runners, id, made, known),

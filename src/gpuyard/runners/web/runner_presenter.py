@@ -136,26 +136,26 @@ class JobPage:
 
 def runners_page(
     board: RunnerOverview | None, runners: Sequence[Runner], history: Sequence[Job], figures: Figures, now: datetime,
-    seen: RunnerVisibility, admin: bool, sought: Sought | None = None,
+    visibility: RunnerVisibility, admin: bool, sought: Sought | None = None,
 ) -> RunnersPage:  # fmt: skip
     """Return the page of all runners. `runners` and `history` as the viewer may see them; `admin`: the viewer is one.
     `sought`: whether a line is on the page; None for all."""
-    jobs = [job for job in (board.jobs if board else ()) if seen.job(job) is not None]
+    jobs = [job for job in (board.jobs if board else ()) if visibility.job(job) is not None]
     places = places_of(board)
     made = {runner.name: runner for runner in runners}
     order = {job: number for number, job in enumerate(places)}
     queue = sorted(
         (job for job in jobs if job.state in (JobState.QUEUED, JobState.HELD)),
-        key=lambda one: (order.get(one.id, len(order)), one.queued, one.id),
+        key=lambda job: (order.get(job.id, len(order)), job.queued, job.id),
     )
     running = [job for job in jobs if job.state is JobState.RUNNING]
     free = [runner for runner in runners if runner.state is not RunnerState.BUSY]
     queued, queue_more = _cut(
-        queue, lambda one: _seen_line(one, now, seen, places.get(one.id), made.get(one.runner)), sought
+        queue, lambda job: _seen_line(job, now, visibility, places.get(job.id), made.get(job.runner)), sought
     )
-    run, run_more = _cut(running, lambda one: _seen_line(one, now, seen, None, made.get(one.runner)), sought)
-    waiting, waiting_more = _cut(free, lambda one: runner_line(one, now, seen.known), sought)
-    over, _ = _cut(history, lambda one: job_line(one, now), sought)
+    run, run_more = _cut(running, lambda job: _seen_line(job, now, visibility, None, made.get(job.runner)), sought)
+    waiting, waiting_more = _cut(free, lambda runner: runner_line(runner, now, visibility.known), sought)
+    over, _ = _cut(history, lambda job: job_line(job, now), sought)
     return RunnersPage(
         seen=since(board.taken_at, now) if board else None,
         counts=_counts(queue, running, runners, figures),
@@ -168,7 +168,7 @@ def runners_page(
         history=over[:HISTORY],
         failures=_bars([(cause.value.replace("-", " "), count) for cause, count in figures.failures.items()], "{:.0f}"),
         gpu_hours=_bars(
-            [(name or "waiting for jobs", hours) for name, hours in seen.hours(figures.gpu_hours)], "{:.1f}"
+            [(name or "waiting for jobs", hours) for name, hours in visibility.hours(figures.gpu_hours)], "{:.1f}"
         ),
         troubles=troubles(board) if admin else [],
     )
@@ -177,17 +177,17 @@ def runners_page(
 def _cut(all_of: Sequence[One], line: Callable[[One], Line], sought: Sought | None) -> tuple[list[Line], int]:
     """Lines on the page, and how many more there are."""
     if sought is None:  # who does not search does not wait for all of them
-        return [line(one) for one in all_of[:MOST_ROWS]], max(0, len(all_of) - MOST_ROWS)
-    found = [made for one in all_of if sought(made := line(one))]
-    return found[:MOST_ROWS], max(0, len(found) - MOST_ROWS)
+        return [line(item) for item in all_of[:MOST_ROWS]], max(0, len(all_of) - MOST_ROWS)
+    lines = [made for item in all_of if sought(made := line(item))]
+    return lines[:MOST_ROWS], max(0, len(lines) - MOST_ROWS)
 
 
 def _seen_line(
-    job: Job, now: datetime, seen: RunnerVisibility, place: QueuePlace | None, runner: Runner | None
+    job: Job, now: datetime, visibility: RunnerVisibility, place: QueuePlace | None, runner: Runner | None
 ) -> JobCard:
-    shown = seen.job(job)
+    shown = visibility.job(job)
     assert shown is not None
-    return job_line(shown, now, place and seen.place(job, place), runner)
+    return job_line(shown, now, place and visibility.place(job, place), runner)
 
 
 def _counts(queue: Sequence[Job], running: Sequence[Job], runners: Sequence[Runner], figures: Figures) -> list[Count]:
@@ -272,7 +272,7 @@ def job_page(
 ) -> JobPage:
     """Return the page of a job. `log`: name of a runner and the end of its log; None for somebody who is not logged
     in."""
-    ours: Mapping[str, Runner] = {one.name: one for one in made}
+    ours: Mapping[str, Runner] = {runner.name: runner for runner in made}
     line, over = job_line(job, now, place, ours.get(job.runner)), job.state in DONE
     facts = {
         "Repository": job.repository,
@@ -293,7 +293,7 @@ def job_page(
         job=line,
         facts=[(name, printable(value)) for name, value in facts.items() if value],
         url=web_address(job.html_url),
-        runners=[runner_line(one, now, known=log is not None) for one in made],
+        runners=[runner_line(runner, now, known=log is not None) for runner in made],
         timeline=[
             TimelineLine(since(event.at, now).iso, clock_time(event.at, now), event.runner, event.text)
             for event in events

@@ -161,8 +161,8 @@ def install(app: FastAPI, runners: RunnerSources, now: Callable[[], datetime], o
     @app.get("/v1/jobs", tags=["runners"], responses=documented(401, 422))
     def list_jobs(request: Request, wanted: Annotated[JobFilter, Query()]) -> JobList:
         """Jobs, also those that are over."""
-        seen = sight(request)
-        if not seen.sees(wanted.repository):
+        visibility = sight(request)
+        if not visibility.sees(wanted.repository):
             return JobList(jobs=[])
         states = frozenset(wanted.state) or frozenset(JobState)
 
@@ -170,8 +170,8 @@ def install(app: FastAPI, runners: RunnerSources, now: Callable[[], datetime], o
             return runners.store.latest_jobs(states, wanted.repository, limit, before)
 
         places = places_of(runners.overview.latest())
-        found = seen.latest(read, wanted.limit, wanted.before)
-        return JobList(jobs=[job_row(one, places.get(one.id)) for one in found])
+        jobs = visibility.latest(read, wanted.limit, wanted.before)
+        return JobList(jobs=[job_row(job, places.get(job.id)) for job in jobs])
 
     @app.get(
         "/v1/jobs/{id:path}/log", tags=["runners"], responses=documented(401, 404), response_class=PlainTextResponse
@@ -181,8 +181,8 @@ def install(app: FastAPI, runners: RunnerSources, now: Callable[[], datetime], o
         it. For those who are logged in."""
         if find_visitor(request) is None:
             raise Refusal(401, "unauthorized", "Logs are for those who are logged in.")
-        found = require_job(runners, id, sight(request))
-        name = last_runner(found, runners.store.runners_of(id))
+        job = require_job(runners, id, sight(request))
+        name = last_runner(job, runners.store.runners_of(id))
         return PlainTextResponse(runners.store.log(name) if name else "")
 
     @app.get("/v1/jobs/{id:path}", tags=["runners"], responses=documented(401, 404))
@@ -197,21 +197,23 @@ def install(app: FastAPI, runners: RunnerSources, now: Callable[[], datetime], o
         return _runner_list(runners, sight(request), wanted.ended, visitor is not None and visitor.person.admin)
 
 
-def _queue_document(runners: RunnerSources, seen: RunnerVisibility, wanted: QueueFilter) -> QueueDocument:
+def _queue_document(runners: RunnerSources, visibility: RunnerVisibility, queue_filter: QueueFilter) -> QueueDocument:
     overview = runners.overview.latest()
     if overview is None:
         raise no_data_yet()
     jobs = {job.id: job for job in overview.jobs}
     both = [(jobs[place.job], place) for place in overview.queue if place.job in jobs]
-    shown = [(job, seen.place(hidden, place)) for hidden, place in both if (job := seen.job(hidden)) is not None]
-    end = wanted.skip + wanted.limit
-    rows = [job_row(job, place) for job, place in shown[wanted.skip : end]]
+    shown = [
+        (job, visibility.place(hidden, place)) for hidden, place in both if (job := visibility.job(hidden)) is not None
+    ]
+    end = queue_filter.skip + queue_filter.limit
+    rows = [job_row(job, place) for job, place in shown[queue_filter.skip : end]]
     return QueueDocument(taken_at=overview.taken_at, jobs=rows, more=max(0, len(shown) - end))
 
 
-def _job_document(runners: RunnerSources, seen: RunnerVisibility, id: str) -> JobDocument:
-    job, known = require_job(runners, id, seen), seen.known
-    made = seen.runners(runners.store.runners_of(id), runners.store.repositories_of)
+def _job_document(runners: RunnerSources, visibility: RunnerVisibility, id: str) -> JobDocument:
+    job, known = require_job(runners, id, visibility), visibility.known
+    made = visibility.runners(runners.store.runners_of(id), runners.store.repositories_of)
     place = places_of(runners.overview.latest()).get(id)
     events = [
         EventRow(at=event.at, runner=event.runner, text=event.text) for event in timeline(runners, id, made, known)
@@ -221,13 +223,13 @@ def _job_document(runners: RunnerSources, seen: RunnerVisibility, id: str) -> Jo
     )
 
 
-def _runner_list(runners: RunnerSources, seen: RunnerVisibility, ended: int, admin: bool) -> RunnerList:
+def _runner_list(runners: RunnerSources, visibility: RunnerVisibility, ended: int, admin: bool) -> RunnerList:
     overview, store = runners.overview.latest(), runners.store
     over = store.runners(over=True, limit=ended) if ended else []
     sets = [
         SetRow(
             name=scale_set.name,
-            enrolment=seen.enrolment(runners.site, scale_set.scope),
+            enrolment=visibility.enrolment(runners.site, scale_set.scope),
             assigned=scale_set.assigned,
             waiting=scale_set.waiting,
             seen=scale_set.seen,
@@ -238,7 +240,8 @@ def _runner_list(runners: RunnerSources, seen: RunnerVisibility, ended: int, adm
     return RunnerList(
         taken_at=overview.taken_at if overview else None,
         runners=[
-            runner_row(runner, seen.known) for runner in seen.runners([*store.runners(), *over], store.repositories_of)
+            runner_row(runner, visibility.known)
+            for runner in visibility.runners([*store.runners(), *over], store.repositories_of)
         ],
         sets=sets,
         errors=troubles(overview) if admin else [],
@@ -299,12 +302,12 @@ def web_address(url: str) -> str:
     return url if url.startswith(("https://", "http://")) else ""
 
 
-def require_job(runners: RunnerSources, id: str, seen: RunnerVisibility) -> Job:
+def require_job(runners: RunnerSources, id: str, visibility: RunnerVisibility) -> Job:
     """Return a job. Raises Refusal 404, also for a job of a repository that the viewer may not know."""
-    found = runners.store.job(id)
-    if found is None or not seen.sees(found.repository):
+    job = runners.store.job(id)
+    if job is None or not visibility.sees(job.repository):
         raise Refusal(404, "not_found", f"There is no job {id!r}, or it was longer ago than jobs are kept.")
-    return found
+    return job
 
 
 def places_of(board: RunnerOverview | None) -> dict[str, QueuePlace]:
@@ -314,14 +317,14 @@ def places_of(board: RunnerOverview | None) -> dict[str, QueuePlace]:
 def last_runner(job: Job, made: list[Runner]) -> str:
     """Return the runner of ours that the job was given to, or else the last one that was made for it; empty when there
     is none."""
-    names = [one.name for one in made]
+    names = [runner.name for runner in made]
     return job.runner if job.runner in names else (names[-1] if names else "")
 
 
 def timeline(runners: RunnerSources, id: str, made: list[Runner], known: bool) -> list[RunnerEvent]:
     """Return the events of a job, and for a `known` viewer those of its runners while they were for it."""
     if known:
-        return runners.store.timeline(id, [one.name for one in made])
+        return runners.store.timeline(id, [runner.name for runner in made])
     return [line for line in runners.store.events(job=id) if not line.runner]
 
 

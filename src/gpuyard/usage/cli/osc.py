@@ -51,8 +51,8 @@ class ReportUsage(GpuCommand, command.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Table:
         (days, whose), by = _asked(parsed_args), parsed_args.by or ["project"]
-        found, columns = self.client().usage({"by": by, **whose, **days}), usage_columns(by)
-        rows = [usage_row(line, by) for line in found["lines"]]
+        document, columns = self.client().usage({"by": by, **whose, **days}), usage_columns(by)
+        rows = [usage_row(line, by) for line in document["lines"]]
         return columns, [[row[name] for name in columns] for row in rows]
 
 

@@ -68,16 +68,16 @@ def report(
     """
     from gpuyard.usage.cli.usage_rows import days_of, total_row, usage_columns, usage_row
 
-    names = [one.value for one in by or [ReportBy.PROJECT]]
-    wanted = {"project": project, "user": user, "pool": pool, "host": host, "repository": repository}
-    found = client_of(cloud, url).usage({"by": names, **wanted, **days_of(month, first, end)})
-    rows = [usage_row(line, names) for line in found["lines"]]
-    if not found["total"]["total"]:
-        whose = "".join(f" of {name} {value}" for name, value in wanted.items() if value)
-        typer.echo(f"nothing is on record{whose} from {found['from']} to {found['to']}", err=True)
+    names = [dimension.value for dimension in by or [ReportBy.PROJECT]]
+    filters = {"project": project, "user": user, "pool": pool, "host": host, "repository": repository}
+    document = client_of(cloud, url).usage({"by": names, **filters, **days_of(month, first, end)})
+    rows = [usage_row(line, names) for line in document["lines"]]
+    if not document["total"]["total"]:
+        whose = "".join(f" of {name} {value}" for name, value in filters.items() if value)
+        typer.echo(f"nothing is on record{whose} from {document['from']} to {document['to']}", err=True)
     if format_ is Format.TABLE:
         rows = [{name: value or NOBODY for name, value in row.items()} for row in rows]
-        rows.append(total_row(found["total"], names))
+        rows.append(total_row(document["total"], names))
     print_list(rows, usage_columns(names), format_, columns)
 
 
@@ -104,9 +104,9 @@ def export(
     from gpuyard.usage.cli.usage_rows import INTERVALS, days_of, exported, interval_row
 
     client, where, days = client_of(cloud, url), zone_of(zone), days_of(month, first, end)
-    wanted = {"project": project, "user": user, "pool": pool, "host": host, "repository": repository}
-    found = exported(client, days, wanted)
-    print_list([interval_row(line, where) for line in found], INTERVALS, format_, columns)
+    filters = {"project": project, "user": user, "pool": pool, "host": host, "repository": repository}
+    lines = exported(client, days, filters)
+    print_list([interval_row(line, where) for line in lines], INTERVALS, format_, columns)
 
 
 @app.command()

@@ -79,7 +79,7 @@ class AccountingService:
     def _budgets(self) -> list[BudgetRules]:
         """All that the site states."""
         stated = [self.rules.budget, *(project.budget for project in self._site.projects.values())]
-        return [one for one in stated if one is not None]
+        return [budget for budget in stated if budget is not None]
 
     def report(self, query: UsageQuery) -> UsageReport:
         """Return a report of everybody, and with everybody's name."""
@@ -87,11 +87,11 @@ class AccountingService:
 
     def allowance(self, project_id: str, project: str) -> ProjectBudget | None:
         """Return the budget of a project, with what it had used by the last reading. Waits for nothing."""
-        rules, known = self._site.budget(project), self._known
+        rules, reading = self._site.budget(project), self._known
         if rules is None:
             return None
-        used = known.used.get(project_id, {})
-        return ProjectBudget(project, rules, self.clock, used, known.first, known.until)
+        used = reading.used.get(project_id, {})
+        return ProjectBudget(project, rules, self.clock, used, reading.first, reading.until)
 
     def status(self, project_id: str, project: str) -> BudgetStatus | None:
         """Return the state of a project's budget; None where it has none. Raises StoreError."""
@@ -103,19 +103,21 @@ class AccountingService:
     def projects(self) -> list[tuple[str, str]]:
         """Return (id, name) of projects that have a budget and have used or booked something, or are named in the site
         file; of these the id is empty where it is not known. By name."""
-        found = dict(self._known.names)
+        names_by_id = dict(self._known.names)
         open_ones = Query(kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
-        found |= {one.project_id: one.project for one in self._ledger.find(open_ones, 10_000)}
-        known = [(id, name) for id, name in found.items() if self._site.budget(name) is not None]
-        unknown = {name for name, one in self._site.projects.items() if one.budget} - {name for _, name in known}
-        return sorted([*known, *(("", name) for name in unknown)], key=lambda one: (one[1], one[0]))
+        names_by_id |= {booking.project_id: booking.project for booking in self._ledger.find(open_ones, 10_000)}
+        known_projects = [(id, name) for id, name in names_by_id.items() if self._site.budget(name) is not None]
+        unknown = {name for name, project in self._site.projects.items() if project.budget} - {
+            name for _, name in known_projects
+        }
+        return sorted([*known_projects, *(("", name) for name in unknown)], key=lambda pair: (pair[1], pair[0]))
 
     def run(self) -> None:
         """Read what was used, warn of budgets, and send the report of the last month. Raises StoreError."""
         self._known = self._read()
-        found = [(id, status) for id, name in self.projects() if (status := self.status(id, name)) is not None]
-        self.statuses = tuple(status for _, status in found)
-        for id, status in found:
+        statuses = [(id, status) for id, name in self.projects() if (status := self.status(id, name)) is not None]
+        self.statuses = tuple(status for _, status in statuses)
+        for id, status in statuses:
             self._warn(id, status)
         self._tell_month()
 
@@ -130,10 +132,14 @@ class AccountingService:
         sums += self._sums(after, today + A_DAY, "day")
         used: dict[str, Counter[date]] = {}
         names: dict[str, str] = {}
-        for one in sums:
-            if one.slice.project_id and one.period and use_of(one.slice.state, one.slice.kind) in self.prices.charged:
-                used.setdefault(one.slice.project_id, Counter())[one.period] += one.seconds
-                names[one.slice.project_id] = one.slice.project
+        for use_sum in sums:
+            if (
+                use_sum.slice.project_id
+                and use_sum.period
+                and use_of(use_sum.slice.state, use_sum.slice.kind) in self.prices.charged
+            ):
+                used.setdefault(use_sum.slice.project_id, Counter())[use_sum.period] += use_sum.seconds
+                names[use_sum.slice.project_id] = use_sum.slice.project
         return _Known(used, names, begins, extent.until)
 
     def _past_sums(self, extent: Extent, first: date, days: date) -> list[Sum]:
@@ -161,15 +167,15 @@ class AccountingService:
         for user_id, email in self._people(project_id):
             event = Event("budget.near", self.now(), "", user_id, email, details)
             for percent in reached:
-                told = event if percent == reached[-1] else None
-                self._once(f"budget {project_id or status.project}", f"{begins} {percent} {email}", told, text)
+                notice = event if percent == reached[-1] else None
+                self._once(f"budget {project_id or status.project}", f"{begins} {percent} {email}", notice, text)
 
     def _people(self, project_id: str) -> Iterator[StatedFacts]:
         """Whom a project's budget concerns: who has something booked, and whom the site names. For programs alone, if
         there is nobody."""
         mine = Query(project_id=project_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
         booked = self._ledger.find(mine, 10_000) if project_id else []
-        people = sorted({(one.user_id, one.email) for one in booked if one.email})[:MOST_PEOPLE]
+        people = sorted({(booking.user_id, booking.email) for booking in booked if booking.email})[:MOST_PEOPLE]
         yield from [*people, *(("", address) for address in self.rules.tell)] or [("", "")]
 
     def _tell_month(self) -> None:
@@ -192,7 +198,7 @@ class AccountingService:
     def _month_text(self, first: date, end: date) -> str:
         report = self.report(UsageQuery(first, end))
         lines = sorted((line for line in report.lines if line.key[0]), key=lambda line: -line.used)
-        said = [
+        entries = [
             f"{line.key[0]}: {hours(line.used)} GPU-hours"
             + (f", {line.cost} {self.rules.currency}".rstrip() if self.prices.price else "")
             for line in lines[:MONTH_LINES]
@@ -201,7 +207,7 @@ class AccountingService:
         percent = 100 * whole.used / whole.total if whole.total else 0.0
         head = f"{hours(whole.used)} of {hours(whole.total)} GPU-hours were used ({percent:.0f}%)"
         more = [f"and {len(lines) - MONTH_LINES} more projects"] if len(lines) > MONTH_LINES else []
-        return "; ".join([head, *said, *more])
+        return "; ".join([head, *entries, *more])
 
     def _once(self, subject: str, what: str, event: Event | None, text: str) -> None:
         if (subject, what) in self._told:

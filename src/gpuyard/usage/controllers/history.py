@@ -110,13 +110,15 @@ class HistoryController:
             self._open = None
             return False
         self._open = taken, applied(open, plan)
-        self._unplaced = frozenset(one.tenure.server for one in plan.adds if not one.address and one.end == taken)
+        self._unplaced = frozenset(
+            interval.tenure.server for interval in plan.adds if not interval.address and interval.end == taken
+        )
         return True
 
     def _goes_on(self, extent: Extent | None) -> dict[GpuKey, Interval]:
         if self._open is not None and extent is not None and self._open[0] == extent.until:
             return self._open[1]
-        return {(one.host, one.address, one.pool): one for one in self._store.open()}
+        return {(interval.host, interval.address, interval.pool): interval for interval in self._store.open()}
 
     def _seen(
         self, sight: CloudObservation, taken: datetime, extent: Extent | None, open: Iterable[Interval]
@@ -129,8 +131,8 @@ class HistoryController:
         if extent is None:
             return CloudSeen(taken, tracks)
         floor = floor_of(extent)
-        claims = {one.tenure.server for one in open if one.state in WITH_SERVER}
-        had = {one.tenure.server for one in open if one.state is TrackState.CLAIMED}
+        claims = {interval.tenure.server for interval in open if interval.state in WITH_SERVER}
+        had = {interval.tenure.server for interval in open if interval.state is TrackState.CLAIMED}
         shown = {track.tenure.server for track in tracks.values() if track.state is TrackState.CLAIMED}
         new = shown - had
         # Those that are being moved, also when Nova has not touched them for long; not all of a cell that is silent.
@@ -139,10 +141,12 @@ class HistoryController:
         lives = self._lives.read(floor, taken, claims, new | lost)
         begins = {id: extent.first if id in new else floor for id in lives}
         recorded = {id: self._store.intervals(begin, taken, Which(server=id)) for id, begin in begins.items()}
-        known = dict(ledger.bookings) | {one.id: one for one in self._had(floor, taken)}
-        for id in {one.tenure.booking for one in open} - known.keys() - {""}:
-            known |= self._one(id)
-        return CloudSeen(taken, tracks, frozenset(snapshot.servers), lives, recorded, tuple(known.values()), not silent)
+        bookings_by_id = dict(ledger.bookings) | {booking.id: booking for booking in self._had(floor, taken)}
+        for id in {interval.tenure.booking for interval in open} - bookings_by_id.keys() - {""}:
+            bookings_by_id |= self._one(id)
+        return CloudSeen(
+            taken, tracks, frozenset(snapshot.servers), lives, recorded, tuple(bookings_by_id.values()), not silent
+        )
 
     def _had(self, start: datetime, end: datetime) -> Iterable[Booking]:
         """Bookings that were on in [start, end)."""
@@ -183,14 +187,16 @@ def _same_time(snapshot: Snapshot) -> None:
 
 def applied(open: dict[GpuKey, Interval], plan: HistoryWrites) -> dict[GpuKey, Interval]:
     """Return the intervals that go on after a plan was written."""
-    left = {key: one for key, one in open.items() if key not in plan.ends} if plan.ends else dict(open)
-    return left | {(one.host, one.address, one.pool): one for one in plan.adds if one.end is None}
+    left = {key: interval for key, interval in open.items() if key not in plan.ends} if plan.ends else dict(open)
+    return left | {
+        (interval.host, interval.address, interval.pool): interval for interval in plan.adds if interval.end is None
+    }
 
 
 def last_seated(store: HistoryStore) -> dict[str, str]:
     """Return the server on each unit at the last observation: the first one after a restart begins with it."""
-    on_units = [tenure for tenure in store.open() if tenure.state in WITH_SERVER and is_unit(tenure.address)]
-    return {provider_name(entry.host, entry.address): entry.tenure.server for entry in on_units}
+    on_units = [interval for interval in store.open() if interval.state in WITH_SERVER and is_unit(interval.address)]
+    return {provider_name(interval.host, interval.address): interval.tenure.server for interval in on_units}
 
 
 def open_history(

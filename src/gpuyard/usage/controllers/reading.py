@@ -61,52 +61,52 @@ class History:
         """Return GPU-seconds of the local days in [first, end), until the last observation. `by`: dimensions of
         `Slice`; the others are summed up and empty. `period`: ``day`` or ``month`` for one sum of each, or empty.
         `where`: dimension -> its value. `most`: rows that are read; raises TooManySumsError when there are more."""
-        extent, kept = self._kept(lambda: self._sums.sums(first, end, by, period, where, most))
+        extent, stored_sums = self._kept(lambda: self._sums.sums(first, end, by, period, where, most))
         if extent is None:
             return UseSums([], None)
-        found: Counter[tuple[date | None, Slice]] = Counter()
-        for one in kept:
-            found[one.period, one.slice] += one.seconds
+        totals: Counter[tuple[date | None, Slice]] = Counter()
+        for use_sum in stored_sums:
+            totals[use_sum.period, use_sum.slice] += use_sum.seconds
         for day, low, high in self._left(extent, first, end):
             label = {"day": day, "month": day.replace(day=1)}.get(period)
             for piece, amount in self._reckon(extent, day, low, high).slices.items():
                 if all(getattr(piece, name) == value for name, value in (where or {}).items()):
                     words = {name: getattr(piece, name) for name in DIMENSIONS if name in by}
-                    found[label, Slice(**words)] += amount
+                    totals[label, Slice(**words)] += amount
         order = sorted(
-            found.items(), key=lambda one: (one[0][0] or first, *(getattr(one[0][1], n) for n in DIMENSIONS))
+            totals.items(), key=lambda item: (item[0][0] or first, *(getattr(item[0][1], n) for n in DIMENSIONS))
         )
         return UseSums([Sum(label, piece, amount) for (label, piece), amount in order], extent.until)
 
     def hours(self, start: datetime, end: datetime, pool: str = "") -> list[HourSum]:
         """Return GPU-seconds of the hours that begin in [start, end), until the last observation, of a pool or of all,
         by time. Hours are counted from local midnight."""
-        extent, found = self._kept(lambda: self._sums.hours(start, end, pool))
+        extent, hour_sums = self._kept(lambda: self._sums.hours(start, end, pool))
         if extent is None:
             return []
         for day, low, high in self._left(extent, local_day(start, self.zone), local_day(end, self.zone) + DAY):
             hours = self._reckon(extent, day, low, high).hours
-            found += [hour for hour in hours if start <= hour.start < end and pool in ("", hour.pool)]
-        return found
+            hour_sums += [hour for hour in hours if start <= hour.start < end and pool in ("", hour.pool)]
+        return hour_sums
 
     def steps(self, start: datetime, end: datetime, step: timedelta, pool: str = "") -> list[HourSum]:
         """Return `hours`, summed up to steps of several hours from `start` on; one that is not whole has what is in
         it."""
-        found: Counter[tuple[datetime, str, str, str]] = Counter()
+        totals: Counter[tuple[datetime, str, str, str]] = Counter()
         for hour in self.hours(start, end, pool):
             begins = start + step * ((hour.start - start) // step)
-            found[begins, hour.pool, hour.state, hour.kind] += hour.seconds
-        return [HourSum(*key, amount) for key, amount in sorted(found.items())]
+            totals[begins, hour.pool, hour.state, hour.kind] += hour.seconds
+        return [HourSum(*key, amount) for key, amount in sorted(totals.items())]
 
     def _kept(self, read: Callable[[], list[Kept]]) -> tuple[Extent | None, list[Kept]]:
         """What is kept of days that have sums, and which days these are: read again where one was added meanwhile,
         which would count twice."""
         extent = self.extent()
         while extent is not None:
-            found, before = read(), extent.rolled
+            stored, before = read(), extent.rolled
             extent = self.extent()
             if extent is not None and extent.rolled == before:
-                return extent, found
+                return extent, stored
         return None, []
 
     def _left(self, extent: Extent, first: date, end: date) -> Iterator[tuple[date, datetime, datetime]]:
@@ -122,9 +122,9 @@ class History:
     def _reckon(self, extent: Extent, day: date, low: datetime, high: datetime) -> Reckoned:
         """That of the last day is kept until the next look: a page asks for it several times."""
         with self._reckoning:  # who comes meanwhile waits for that, and does not do the same
-            known = self._recent
-            if known is not None and known[:2] == (extent, day):
-                return known[2]
-            found = reckon(self.store.intervals(low, high), low, high, self._tariffs)
-            self._recent = (extent, day, found)
-            return found
+            recent = self._recent
+            if recent is not None and recent[:2] == (extent, day):
+                return recent[2]
+            reckoned = reckon(self.store.intervals(low, high), low, high, self._tariffs)
+            self._recent = (extent, day, reckoned)
+            return reckoned

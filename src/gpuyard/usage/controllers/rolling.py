@@ -24,8 +24,8 @@ def sum_up(store: HistoryStore, zone: str, tariffs: Tariffs, most: int) -> int:
         if extent is None or day is None:
             return written
         start, end = day_span(day, zone)
-        found = reckon(store.intervals(start, end), start, end, tariffs)
-        if not sums.put_day(extent.rolled, day, found.slices, found.hours):
+        reckoned = reckon(store.intervals(start, end), start, end, tariffs)
+        if not sums.put_day(extent.rolled, day, reckoned.slices, reckoned.hours):
             return written
         LOG.info("history: the sums of %s are written", day)
     return most

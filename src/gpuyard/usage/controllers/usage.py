@@ -57,27 +57,27 @@ def usage(
 ) -> UsageReport:
     """Return a report. `shown`: what the reader sees of whose use it was; filters apply to that. `most`: sums that are
     read for it; raises TooManySumsError when there are more."""
-    asked = (*query.by, *query.where)
+    columns = (*query.by, *query.where)
     always = USES | PRICED if prices.price else USES
-    dimensions = always.union(*(DIMENSIONS_OF[name] for name in asked), *_whose(asked))
+    dimensions = always.union(*(DIMENSIONS_OF[name] for name in columns), *_whose(columns))
     period = "day" if "day" in query.by else "month" if "month" in query.by else ""
     # Of what nobody is shown differently the database finds it faster.
     exact = {name: query.where[name] for name in ("pool", "host") if query.where.get(name)}
-    found = history.sums(query.first, query.end, dimensions, period, exact, most)
-    sums = [replace(one, slice=shown(one.slice)) for one in found.sums]
-    wanted = {name: value for name, value in query.where.items() if value and name not in exact}
-    sums = [one for one in sums if all(_is(one.slice, name, value) for name, value in wanted.items())]
+    use_sums = history.sums(query.first, query.end, dimensions, period, exact, most)
+    sums = [replace(use_sum, slice=shown(use_sum.slice)) for use_sum in use_sums.sums]
+    filters = {name: value for name, value in query.where.items() if value and name not in exact}
+    sums = [use_sum for use_sum in sums if all(_is(use_sum.slice, name, value) for name, value in filters.items())]
     lines = accounts(sums, query.by, prices)
-    return UsageReport(lines, total(lines), found.until)
+    return UsageReport(lines, total(lines), use_sums.until)
 
 
-def _whose(asked: Sequence[str]) -> Sequence[tuple[str, ...]]:
+def _whose(columns: Sequence[str]) -> Sequence[tuple[str, ...]]:
     """Whose project it was says what of it a reader is shown."""
-    return (DIMENSIONS_OF["project"],) if {"user", "repository"} & {*asked} else ()
+    return (DIMENSIONS_OF["project"],) if {"user", "repository"} & {*columns} else ()
 
 
 def _is(slice: Slice, name: str, value: str) -> bool:
-    return value in {getattr(slice, one) for one in DIMENSIONS_OF[name]}
+    return value in {getattr(slice, dimension) for dimension in DIMENSIONS_OF[name]}
 
 
 def names(by: Sequence[str]) -> tuple[str, ...]:

@@ -44,8 +44,8 @@ def plan_repair(store: HistoryStore, zone: str, now: datetime) -> Repair | None:
     if extent is None or extent.until <= now:
         return None
     with store.database.reading() as connection:
-        found = _last_honest(connection, now)
-        cut = None if found is None or extent.first > now else moment(found)
+        last_honest = _last_honest(connection, now)
+        cut = None if last_honest is None or extent.first > now else moment(last_honest)
         later, reached = _after(cut)
         gone, shortened = (
             connection.execute(select(func.count()).select_from(INTERVALS).where(which)).scalar_one()
@@ -84,9 +84,9 @@ def _last_honest(connection: Connection, now: datetime) -> int | None:
     unseen = select(func.min(INTERVALS.c.starts)).where(begun, beyond, INTERVALS.c.state == TrackState.UNSEEN.value)
     of_gpus = INTERVALS.c.gpu.in_(select(GPUS.c.id).where(GPUS.c.address != ""))
     for question in (unseen, select(func.max(INTERVALS.c.starts)).where(begun, of_gpus)):
-        found: int | None = connection.execute(question).scalar()
-        if found is not None:
-            return found
+        start: int | None = connection.execute(question).scalar()
+        if start is not None:
+            return start
     return None
 
 

@@ -88,10 +88,10 @@ class HistoryStore:
         query = _query().where(INTERVALS.c.ends > seconds(start), INTERVALS.c.starts < seconds(end))
         query = _narrowed(query, which)
         if limit is not None:
-            found = self._read(query.order_by(INTERVALS.c.starts.desc(), INTERVALS.c.id.desc()).limit(limit))
+            intervals = self._read(query.order_by(INTERVALS.c.starts.desc(), INTERVALS.c.id.desc()).limit(limit))
         else:
-            found = self._read(query)
-        return sorted(found, key=lambda one: (one.start, one.host, one.address))
+            intervals = self._read(query)
+        return sorted(intervals, key=lambda interval: (interval.start, interval.host, interval.address))
 
     def write(
         self,
@@ -107,20 +107,22 @@ class HistoryStore:
         with self._database.writing() as connection:
             if not _moved(connection, last, look, settled):
                 return False
-            gpus = self._gpu_ids(connection, {(one.host, one.address, one.pool) for one in adds} | ends.keys())
+            gpus = self._gpu_ids(
+                connection, {(interval.host, interval.address, interval.pool) for interval in adds} | ends.keys()
+            )
             _end(connection, [(gpus[gpu], seconds(end), exact) for gpu, (end, exact) in ends.items()])
-            tenures = self._tenure_ids(connection, {one.tenure for one in adds})
+            tenures = self._tenure_ids(connection, {interval.tenure for interval in adds})
             rows = [
                 {
-                    "gpu": gpus[one.host, one.address, one.pool],
-                    "tenure": tenures[one.tenure],
-                    "state": one.state.value,
-                    "starts": seconds(one.start),
-                    "ends": OPEN if one.end is None else seconds(one.end),
-                    "exact_start": one.exact_start,
-                    "exact_end": one.exact_end,
+                    "gpu": gpus[interval.host, interval.address, interval.pool],
+                    "tenure": tenures[interval.tenure],
+                    "state": interval.state.value,
+                    "starts": seconds(interval.start),
+                    "ends": OPEN if interval.end is None else seconds(interval.end),
+                    "exact_start": interval.exact_start,
+                    "exact_end": interval.exact_end,
                 }
-                for one in adds
+                for interval in adds
             ]
             if rows:
                 connection.execute(insert(INTERVALS), rows)
@@ -148,40 +150,42 @@ class HistoryStore:
         return [_interval(row, tenures) for row in rows]
 
     @staticmethod
-    def _gpu_ids(connection: Connection, wanted: Iterable[GpuKey]) -> dict[GpuKey, int]:
-        rows = [dict(zip(("host", "address", "pool"), key, strict=True)) for key in sorted(wanted)]
+    def _gpu_ids(connection: Connection, keys: Iterable[GpuKey]) -> dict[GpuKey, int]:
+        rows = [dict(zip(("host", "address", "pool"), key, strict=True)) for key in sorted(keys)]
         if not rows:
             return {}
         insert_missing(connection, GPUS, rows)
         hosts = {row["host"] for row in rows}
-        found: dict[GpuKey, int] = {}
+        ids_by_key: dict[GpuKey, int] = {}
         for some in _some(sorted(hosts)):
             for row in connection.execute(select(GPUS).where(GPUS.c.host.in_(some))):
-                found[row.host, row.address, row.pool] = row.id
-        return found
+                ids_by_key[row.host, row.address, row.pool] = row.id
+        return ids_by_key
 
     @staticmethod
-    def _tenure_ids(connection: Connection, wanted: Iterable[Tenure]) -> dict[Tenure, int]:
-        return dictionary_ids(connection, TENURES, {one: _words(one) for one in wanted})
+    def _tenure_ids(connection: Connection, tenures: Iterable[Tenure]) -> dict[Tenure, int]:
+        return dictionary_ids(connection, TENURES, {tenure: _words(tenure) for tenure in tenures})
 
 
-def dictionary_ids(connection: Connection, table: Table, wanted: Mapping[Kept, Mapping[str, str]]) -> dict[Kept, int]:
+def dictionary_ids(
+    connection: Connection, table: Table, words_by_key: Mapping[Kept, Mapping[str, str]]
+) -> dict[Kept, int]:
     """Return the numbers of what is kept once, by a digest of its words; what is not there yet is added."""
-    digests = {_digest(words): words for words in wanted.values()}
-    found = _known(connection, table, digests)
-    new = [{"digest": digest, **words} for digest, words in digests.items() if digest not in found]
+    digests = {_digest(words): words for words in words_by_key.values()}
+    ids_by_digest = _known(connection, table, digests)
+    new = [{"digest": digest, **words} for digest, words in digests.items() if digest not in ids_by_digest]
     if new:
         insert_missing(connection, table, new)
-        found |= _known(connection, table, [str(row["digest"]) for row in new])
-    return {kept: found[_digest(words)] for kept, words in wanted.items()}
+        ids_by_digest |= _known(connection, table, [str(row["digest"]) for row in new])
+    return {key: ids_by_digest[_digest(words)] for key, words in words_by_key.items()}
 
 
 def _known(connection: Connection, table: Table, digests: Iterable[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    ids_by_digest: dict[str, int] = {}
     for some in _some(sorted(digests)):
         query = select(table.c.digest, table.c.id).where(table.c.digest.in_(some))
-        found |= {row.digest: row.id for row in connection.execute(query)}
-    return found
+        ids_by_digest |= {row.digest: row.id for row in connection.execute(query)}
+    return ids_by_digest
 
 
 def _some(values: Sequence[Value]) -> Iterable[Sequence[Value]]:

@@ -46,11 +46,11 @@ class SumStore:
             by_id = _by_id(connection, sums)
             number, month = day_number(day), day_number(day) // 100
             _put_totals(connection, number, sums)
-            for table, found in ((DAYS, by_id), (POOLS, _by_id(connection, _of_pools(sums)))):
+            for table, seconds_by_id in ((DAYS, by_id), (POOLS, _by_id(connection, _of_pools(sums)))):
                 connection.execute(delete(table).where(table.c.day == number))
-                if found:
+                if seconds_by_id:
                     connection.execute(
-                        insert(table), [{"day": number, "slice": id, "seconds": n} for id, n in found.items()]
+                        insert(table), [{"day": number, "slice": id, "seconds": n} for id, n in seconds_by_id.items()]
                     )
             _put_month(connection, month)
             if rows:
@@ -72,14 +72,14 @@ class SumStore:
         tables with the fewest rows are read, so that years are quick: whole months, sums without hosts, and without
         people. `most`: of rows; raises TooManySumsError."""
         words = [name for name in DIMENSIONS if name in by]
-        found: dict[tuple[Any, ...], int] = {}
+        totals: dict[tuple[Any, ...], int] = {}
         for table, low, high in _parts(first, end, {*words, *(where or {})}, days=period == "day"):
             for row in self._rows(table, low, high, words, period, where or {}, most):
                 key = tuple(row[:-1])
-                found[key] = found.get(key, 0) + int(row[-1])
+                totals[key] = totals.get(key, 0) + int(row[-1])
         return [
             Sum(_period(key[0], period), Slice(**dict(zip(words, key[1:], strict=True))), amount)
-            for key, amount in sorted(found.items())
+            for key, amount in sorted(totals.items())
         ]
 
     def _rows(
@@ -115,10 +115,10 @@ class SumStore:
         if most is not None:
             query = query.limit(most + 1)
         with self._database.reading() as connection:
-            found = list(connection.execute(query))
-        if most is not None and len(found) > most:
+            fetched = list(connection.execute(query))
+        if most is not None and len(fetched) > most:
             raise TooManySumsError(f"this is of more than {most} sums")
-        return found
+        return fetched
 
     def hours(self, start: datetime, end: datetime, pool: str = "") -> list[HourSum]:
         """Return sums of the hours that begin in [start, end), of a pool or of all, by time."""
@@ -158,39 +158,39 @@ def _put_totals(connection: Connection, day: int, sums: Mapping[Slice, int]) -> 
     words = [SLICES.c[name] for name in DIMENSIONS]
     old = select(*words, DAYS.c.seconds).join(DAYS, DAYS.c.slice == SLICES.c.id).where(DAYS.c.day == day)
     totals: Counter[Slice] = Counter()
-    for *said, amount in connection.execute(old):
-        totals[replace(Slice(*said), host="")] -= int(amount)
-    for one, amount in sums.items():
-        totals[replace(one, host="")] += amount
+    for *values, amount in connection.execute(old):
+        totals[replace(Slice(*values), host="")] -= int(amount)
+    for use_slice, amount in sums.items():
+        totals[replace(use_slice, host="")] += amount
     rows = [{"month": day // 100, "slice": id, "seconds": n} for id, n in _by_id(connection, totals).items() if n]
     if rows:
         connection.execute(adding(connection.dialect.name, TOTALS, "seconds"), rows)
 
 
 def _of_pools(sums: Mapping[Slice, int]) -> Mapping[Slice, int]:
-    found: Counter[Slice] = Counter()
-    for one, amount in sums.items():
-        found[Slice(one.tariff, one.pool, state=one.state, kind=one.kind)] += amount
-    return found
+    totals: Counter[Slice] = Counter()
+    for use_slice, amount in sums.items():
+        totals[Slice(use_slice.tariff, use_slice.pool, state=use_slice.state, kind=use_slice.kind)] += amount
+    return totals
 
 
 def _by_id(connection: Connection, sums: Mapping[Slice, int]) -> dict[int, int]:
     """The number of each slice -> its seconds; two may be stored alike."""
-    ids = dictionary_ids(connection, SLICES, {one: _words(one) for one in sums})
-    found: dict[int, int] = {}
-    for one, amount in sums.items():
-        found[ids[one]] = found.get(ids[one], 0) + amount
-    return found
+    ids = dictionary_ids(connection, SLICES, {use_slice: _words(use_slice) for use_slice in sums})
+    seconds_by_id: dict[int, int] = {}
+    for use_slice, amount in sums.items():
+        seconds_by_id[ids[use_slice]] = seconds_by_id.get(ids[use_slice], 0) + amount
+    return seconds_by_id
 
 
-def _parts(first: date, end: date, asked: Collection[str], *, days: bool) -> Iterable[tuple[Table, int, int]]:
-    """Tables that are [first, end) together, with the first and the last number of each. `asked`: dimensions."""
+def _parts(first: date, end: date, dimensions: Collection[str], *, days: bool) -> Iterable[tuple[Table, int, int]]:
+    """Tables that are [first, end) together, with the first and the last number of each. `dimensions`: dimensions."""
     if first >= end:
         return
     last = end - timedelta(days=1)
     begins = first if first.day == 1 else _next_month(first)
     ends = end.replace(day=1)
-    if BROAD.issuperset(asked):
+    if BROAD.issuperset(dimensions):
         yield POOLS, day_number(first), day_number(last)
         return
     if days or begins >= ends:
@@ -198,7 +198,11 @@ def _parts(first: date, end: date, asked: Collection[str], *, days: bool) -> Ite
         return
     if first < begins:
         yield DAYS, day_number(first), day_number(begins - timedelta(days=1))
-    yield MONTHS if "host" in asked else TOTALS, day_number(begins) // 100, day_number(ends - timedelta(days=1)) // 100
+    yield (
+        MONTHS if "host" in dimensions else TOTALS,
+        day_number(begins) // 100,
+        day_number(ends - timedelta(days=1)) // 100,
+    )
     if ends < end:
         yield DAYS, day_number(ends), day_number(last)
 
@@ -213,12 +217,12 @@ def _period(number: int, period: str) -> date | None:
     return day_of(number if period == "day" else number * 100 + 1)
 
 
-def _words(one: Slice) -> dict[str, str]:
-    return {field.name: storable(getattr(one, field.name))[:500] for field in fields(one)}
+def _words(use_slice: Slice) -> dict[str, str]:
+    return {field.name: storable(getattr(use_slice, field.name))[:500] for field in fields(use_slice)}
 
 
-def _hour_row(one: HourSum) -> dict[str, Any]:
+def _hour_row(hour: HourSum) -> dict[str, Any]:
     return {
-        "hour": seconds(one.start), "pool": storable(one.pool), "state": one.state, "kind": one.kind,
-        "seconds": one.seconds,
+        "hour": seconds(hour.start), "pool": storable(hour.pool), "state": hour.state, "kind": hour.kind,
+        "seconds": hour.seconds,
     }  # fmt: skip

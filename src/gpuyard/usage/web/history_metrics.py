@@ -44,10 +44,10 @@ class HistoryCollector(Collector):
     def _sums(self, day: date) -> Counter[tuple[str, UseKind]]:
         """They do not change any more, so they are read once."""
         if self._day is None or self._day[0] != day:
-            found: Counter[tuple[str, UseKind]] = Counter()
-            for one in self._history.sums(day, day + DAY, ("pool", "state", "kind")).sums:
-                found[one.slice.pool, use_of(one.slice.state, one.slice.kind)] += one.seconds
-            self._day = day, found
+            totals: Counter[tuple[str, UseKind]] = Counter()
+            for use_sum in self._history.sums(day, day + DAY, ("pool", "state", "kind")).sums:
+                totals[use_sum.slice.pool, use_of(use_sum.slice.state, use_sum.slice.kind)] += use_sum.seconds
+            self._day = day, totals
         return self._day[1]
 
     def _of_day(self, day: Counter[tuple[str, UseKind]]) -> Metric:

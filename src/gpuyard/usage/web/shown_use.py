@@ -30,26 +30,26 @@ class UseVisibility:
         """Return whether the person sees what this user (id) has used in that project (id)."""
         return self.everything or user_id == self.user_id or project_id in self.led
 
-    def slice(self, one: Slice) -> Slice:
+    def slice(self, use_slice: Slice) -> Slice:
         """Return a sum as the person sees it: how much it was, and as much of whose as they see."""
-        nobodys = not (one.user_id or one.project_id)
-        if nobodys or self.sees(one.user_id, one.project_id):
-            return one
-        shown = replace(one, user=SOMEBODY, user_id="")
-        if self._knows(one.project_id):
+        nobodys = not (use_slice.user_id or use_slice.project_id)
+        if nobodys or self.sees(use_slice.user_id, use_slice.project_id):
+            return use_slice
+        shown = replace(use_slice, user=SOMEBODY, user_id="")
+        if self._knows(use_slice.project_id):
             return shown
-        return replace(shown, project=shown_project(one.project, self.others), project_id="", repository="")
+        return replace(shown, project=shown_project(use_slice.project, self.others), project_id="", repository="")
 
-    def interval(self, one: Interval) -> Interval:
+    def interval(self, interval: Interval) -> Interval:
         """Return an interval as the person sees it: what a GPU was, and as much of for whom as they see."""
-        own = one.tenure
+        own = interval.tenure
         somebodys = bool(own.user_id or own.user or own.server or own.project_id)
-        open_to_all = self.others is OthersShown.NAMES and (one.state is TrackState.HELD or not somebodys)
+        open_to_all = self.others is OthersShown.NAMES and (interval.state is TrackState.HELD or not somebodys)
         if open_to_all or self.sees(own.user_id, own.project_id):
-            return one
-        held = one.state in (TrackState.BOOKED, TrackState.HELD)
+            return interval
+        is_reserved = interval.state in (TrackState.BOOKED, TrackState.HELD)
         shown = Tenure(
-            reason=kept_for(GpuState(one.state.value), own.reason) if held else "",
+            reason=kept_for(GpuState(interval.state.value), own.reason) if is_reserved else "",
             kind=own.kind,
             server_name=SERVER if own.server else "",
             user=SOMEBODY if somebodys else "",
@@ -58,7 +58,7 @@ class UseVisibility:
         if self._knows(own.project_id):
             words = {"project_id": own.project_id, "project": own.project}
             shown = replace(shown, flavor=own.flavor, repository=own.repository, **words)
-        return replace(one, tenure=shown)
+        return replace(interval, tenure=shown)
 
     def _knows(self, project_id: str) -> bool:
         return project_id in self.near or self.others is OthersShown.NAMES

@@ -155,8 +155,8 @@ class DayFilter(BaseModel):
         return start, end
 
     def where(self) -> dict[str, str]:
-        wanted = {name: getattr(self, name) for name in ("project", "user", "pool", "host", "repository")}
-        return {name: value for name, value in wanted.items() if value}
+        filters = {name: getattr(self, name) for name in ("project", "user", "pool", "host", "repository")}
+        return {name: value for name, value in filters.items() if value}
 
 
 class UsageFilter(DayFilter):
@@ -192,12 +192,14 @@ def install(app: FastAPI, service: AccountingService, others: OthersShown) -> No
         if extent is None:
             return IntervalDocument(until=None, lines=[])
         start, end = service.clock.begin(first), min(service.clock.begin(last), extent.until)
-        found = service.history.intervals(start, end, limit=MOST_ROWS + 1) if start < end else []
-        _bounded(len(found))
-        pieces = laid_out([cut for one in found if (cut := clipped(one, start, end))])
+        intervals = service.history.intervals(start, end, limit=MOST_ROWS + 1) if start < end else []
+        _bounded(len(intervals))
+        pieces = laid_out([cut for interval in intervals if (cut := clipped(interval, start, end))])
         sight = use_sight(others, who)
-        ordered = sorted(map(sight.interval, pieces), key=lambda one: (one.start, one.host, one.address))
-        lines = [_interval_line(one) for one in ordered]
+        ordered = sorted(
+            map(sight.interval, pieces), key=lambda interval: (interval.start, interval.host, interval.address)
+        )
+        lines = [_interval_line(interval) for interval in ordered]
         conditions = wanted.where()
         return IntervalDocument(until=extent.until, lines=[line for line in lines if _matches(line, conditions)])
 
@@ -207,9 +209,9 @@ def install(app: FastAPI, service: AccountingService, others: OthersShown) -> No
         mine = [(project.project_id, project.project) for project in who.projects] or [
             (who.person.project_id, who.person.project)
         ]
-        wanted = service.projects() if may(who.person, Verb.SEE_ACCOUNTS) else sorted(mine, key=lambda one: one[1])
-        found = [status for id, name in wanted if (status := service.status(id, name)) is not None]
-        return BudgetDocument(lines=[*map(_budget_line, found)])
+        projects = service.projects() if may(who.person, Verb.SEE_ACCOUNTS) else sorted(mine, key=lambda pair: pair[1])
+        statuses = [status for id, name in projects if (status := service.status(id, name)) is not None]
+        return BudgetDocument(lines=[*map(_budget_line, statuses)])
 
 
 def _usage_document(service: AccountingService, query: UsageQuery, report: UsageReport) -> UsageDocument:
@@ -242,31 +244,31 @@ def _budget_line(status: BudgetStatus) -> BudgetLine:
     )
 
 
-def _amounts(one: UseAccount) -> dict[str, int | str]:
-    amounts: dict[str, int | str] = {name: one.seconds.get(use, 0) for name, use in USES.items()}
-    return {**amounts, "used": one.used, "total": one.total, "cost": str(one.cost)}
+def _amounts(account: UseAccount) -> dict[str, int | str]:
+    amounts: dict[str, int | str] = {name: account.seconds.get(use, 0) for name, use in USES.items()}
+    return {**amounts, "used": account.used, "total": account.total, "cost": str(account.cost)}
 
 
-def _interval_line(one: Interval) -> IntervalLine:
-    tenure, end = one.tenure, one.end or one.start
+def _interval_line(interval: Interval) -> IntervalLine:
+    tenure, end = interval.tenure, interval.end or interval.start
     words = {name: getattr(tenure, name) for name in IntervalLine.model_fields if hasattr(tenure, name)}
     return IntervalLine(
-        host=one.host,
-        address=one.address,
-        pool=one.pool,
-        state=one.state.value,
-        use=use_of(one.state.value, one.tenure.kind).value,
-        start=one.start,
+        host=interval.host,
+        address=interval.address,
+        pool=interval.pool,
+        state=interval.state.value,
+        use=use_of(interval.state.value, interval.tenure.kind).value,
+        start=interval.start,
         end=end,
-        seconds=int((end - one.start).total_seconds()),
-        exact_start=one.exact_start,
-        exact_end=one.exact_end,
+        seconds=int((end - interval.start).total_seconds()),
+        exact_start=interval.exact_start,
+        exact_end=interval.exact_end,
         **words,
     )
 
 
-def _matches(line: IntervalLine, wanted: Mapping[str, str]) -> bool:
-    return all(value in (getattr(line, name), getattr(line, f"{name}_id", "")) for name, value in wanted.items())
+def _matches(line: IntervalLine, conditions: Mapping[str, str]) -> bool:
+    return all(value in (getattr(line, name), getattr(line, f"{name}_id", "")) for name, value in conditions.items())
 
 
 def _bounded(rows: int) -> None:

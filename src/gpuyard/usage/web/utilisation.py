@@ -69,25 +69,32 @@ def read(history: History, days: int, now: datetime) -> Utilisation:
 def _by_hours(
     history: History, extent: Extent, start: datetime, now: datetime, step: timedelta
 ) -> dict[str, list[Column]]:
-    found: dict[tuple[str, datetime], dict[UseKind, int]] = {}
-    for one in history.steps(start, now, step):
-        _add(found.setdefault((one.pool, one.start), {}), one.state, one.kind, one.seconds)
-    return _columns(found, lambda begins: begins + step, extent)
+    seconds_by_step: dict[tuple[str, datetime], dict[UseKind, int]] = {}
+    for hour_sum in history.steps(start, now, step):
+        _add(
+            seconds_by_step.setdefault((hour_sum.pool, hour_sum.start), {}),
+            hour_sum.state,
+            hour_sum.kind,
+            hour_sum.seconds,
+        )
+    return _columns(seconds_by_step, lambda begins: begins + step, extent)
 
 
 def _by_days(history: History, extent: Extent, days: int, now: datetime) -> dict[str, list[Column]]:
     """Steps of whole local days; the last one ends today."""
-    each = SPANS[days] // DAY
+    step_days = SPANS[days] // DAY
     today = local_day(now, history.zone)
-    first = today - (-(-days // each) * each - 1) * DAY
-    found: dict[tuple[str, datetime], dict[UseKind, int]] = {}
-    for one in history.sums(first, today + DAY, ("pool", "state", "kind"), "day").sums:
-        assert one.period is not None
-        begins = first + (one.period - first) // DAY // each * each * DAY
-        key = one.slice.pool, day_span(begins, history.zone)[0]
-        _add(found.setdefault(key, {}), one.slice.state, one.slice.kind, one.seconds)
+    first = today - (-(-days // step_days) * step_days - 1) * DAY
+    seconds_by_step: dict[tuple[str, datetime], dict[UseKind, int]] = {}
+    for use_sum in history.sums(first, today + DAY, ("pool", "state", "kind"), "day").sums:
+        assert use_sum.period is not None
+        begins = first + (use_sum.period - first) // DAY // step_days * step_days * DAY
+        key = use_sum.slice.pool, day_span(begins, history.zone)[0]
+        _add(seconds_by_step.setdefault(key, {}), use_sum.slice.state, use_sum.slice.kind, use_sum.seconds)
     return _columns(
-        found, lambda begins: day_span(local_day(begins, history.zone) + each * DAY, history.zone)[0], extent
+        seconds_by_step,
+        lambda begins: day_span(local_day(begins, history.zone) + step_days * DAY, history.zone)[0],
+        extent,
     )
 
 
@@ -97,11 +104,13 @@ def _add(seconds: dict[UseKind, int], state: str, kind: str, amount: int) -> Non
 
 
 def _columns(
-    found: Mapping[tuple[str, datetime], Mapping[UseKind, int]], end: Callable[[datetime], datetime], extent: Extent
+    seconds_by_step: Mapping[tuple[str, datetime], Mapping[UseKind, int]],
+    end: Callable[[datetime], datetime],
+    extent: Extent,
 ) -> dict[str, list[Column]]:
     """Each as long as what was seen of it."""
     pools: dict[str, list[Column]] = {}
-    for (pool, begins), seconds in sorted(found.items()):
+    for (pool, begins), seconds in sorted(seconds_by_step.items()):
         column = Column(max(begins, extent.first), min(end(begins), extent.until), seconds)
         if column.start < column.end:
             pools.setdefault(pool, []).append(column)
@@ -111,39 +120,39 @@ def _columns(
 def weeks_of(hours: Iterable[HourSum], zone: ZoneInfo) -> dict[str, Week]:
     """Return the mean week of each pool, and of all pools together with no name."""
     used: dict[str, Counter[tuple[int, int]]] = {}
-    seen: dict[str, Counter[tuple[int, int]]] = {}
+    observed: dict[str, Counter[tuple[int, int]]] = {}
     for hour in hours:
-        use, there = use_of(hour.state, hour.kind), hour.start.astimezone(zone)
+        use, local_start = use_of(hour.state, hour.kind), hour.start.astimezone(zone)
         if use is UseKind.UNSEEN:
             continue
         for pool in ("", hour.pool):
-            key = there.weekday(), there.hour
-            seen.setdefault(pool, Counter())[key] += hour.seconds
+            key = local_start.weekday(), local_start.hour
+            observed.setdefault(pool, Counter())[key] += hour.seconds
             used.setdefault(pool, Counter())[key] += hour.seconds if use in USED else 0
     return {
         pool: {key: used[pool][key] / amount for key, amount in all_of.items() if amount}
-        for pool, all_of in seen.items()
+        for pool, all_of in observed.items()
     }
 
 
 def together(pools: Iterable[Sequence[Column]]) -> list[Column]:
     """Return the columns of all pools as those of one."""
-    found: dict[tuple[datetime, datetime], dict[UseKind, int]] = {}
+    seconds_by_span: dict[tuple[datetime, datetime], dict[UseKind, int]] = {}
     for columns in pools:
         for column in columns:
-            all_of_it = found.setdefault((column.start, column.end), {})
+            all_of_it = seconds_by_span.setdefault((column.start, column.end), {})
             for use, amount in column.seconds.items():
                 all_of_it[use] = all_of_it.get(use, 0) + amount
-    return [Column(start, end, seconds) for (start, end), seconds in sorted(found.items())]
+    return [Column(start, end, seconds) for (start, end), seconds in sorted(seconds_by_span.items())]
 
 
 def coarse(columns: Sequence[Column], most: int) -> list[Column]:
     """Return the same columns in `most` steps at most."""
-    each = max(1, -(-len(columns) // most))
-    groups = [columns[at : at + each] for at in range(0, len(columns), each)]
+    group_size = max(1, -(-len(columns) // most))
+    groups = [columns[at : at + group_size] for at in range(0, len(columns), group_size)]
     return [
         Column(group[0].start, group[-1].end, {
-            use: amount for use in UseKind if (amount := sum(one.seconds.get(use, 0) for one in group))
+            use: amount for use in UseKind if (amount := sum(column.seconds.get(use, 0) for column in group))
         })
         for group in groups
     ]  # fmt: skip

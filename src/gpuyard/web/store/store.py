@@ -59,8 +59,8 @@ class PortalStore:
 
     def get_session(self, digest: str, now: datetime) -> Session | None:
         """Return a session; None when there is none, or it has expired."""
-        found = self._sessions(now, SESSIONS.c.digest == digest)
-        return found[0] if found else None
+        sessions = self._sessions(now, SESSIONS.c.digest == digest)
+        return sessions[0] if sessions else None
 
     def sessions(self, now: datetime, user_id: str = "") -> list[Session]:
         """Return the sessions that have not expired, of a user or of all, by user and creation."""
