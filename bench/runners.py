@@ -29,7 +29,7 @@ from tests.support.runner_world import (
 from bench.table import Measured, finish, milliseconds, show, sized
 from gpuyard.database.times import seconds
 from gpuyard.runners.planner import plan
-from gpuyard.runners.records import Job, JobState, Runner, RunnerState, ServerChoice, Wanted
+from gpuyard.runners.records import Job, JobState, Runner, RunnerState, ServerChoice, ServerSpec
 from gpuyard.runners.view import RunnerView
 
 JOBS, RUNNERS, REPOSITORIES = sized((10_000, 1_000, 400), (200, 20, 20))
@@ -121,7 +121,7 @@ def full_site(chance: random.Random) -> RunnerView:
             RunnerState.BUSY,
             NOON - HOUR,
             job=f"github.com/busy{number}",
-            wanted=what,
+            spec=what,
             choice=what.choices[0],
             until=end - 10 * MINUTE,
         )
@@ -137,7 +137,7 @@ def full_site(chance: random.Random) -> RunnerView:
         what = choices(chance, chance.choice(list(POOLS)))
         queued = NOON - chance.randrange(0, 18 * 3600) * timedelta(seconds=1)
         labels = (f"cirun-gpu--{number}",) if number % 2 else ("gpu",)
-        world.queue(job(number, repository(chance), queued, wanted=what, labels=labels))
+        world.queue(job(number, repository(chance), queued, spec=what, labels=labels))
     return world.view()
 
 
@@ -146,7 +146,7 @@ def repository(chance: random.Random) -> str:
     return f"acme/r{int(REPOSITORIES * chance.random() ** 3)}"
 
 
-def choices(chance: random.Random, pool: str) -> Wanted:
+def choices(chance: random.Random, pool: str) -> ServerSpec:
     gpus = chance.choices((1, 2, 4), (90, 7, 3))[0]
     first = ServerChoice(pool, f"{pool}.{gpus}", "ubuntu", gpus)
     other = ServerChoice("t4", "t4.1", "ubuntu")
@@ -228,7 +228,7 @@ def next_job(chance: random.Random, number: int, now: datetime) -> tuple[Job, ti
     length = min(MEDIAN_MINUTES * exp(chance.gauss(0, SPREAD)), 6 * 60) * MINUTE
     limit = next(one for one in LONGEST if one >= 2 * length)
     labels = (f"cirun-gpu--{number}",)
-    return job(number, repository(chance), now, wanted=wanted(longest=limit), labels=labels), length
+    return job(number, repository(chance), now, spec=wanted(longest=limit), labels=labels), length
 
 
 def clean_up(world: RunnerWorld, name: str, before: Runner, found: Month) -> None:

@@ -83,7 +83,7 @@ def fill(world: SimulatedRunners) -> None:
                 now,
                 "github.test/demo",
                 runner=name,
-                wanted=wanted,
+                spec=wanted,
                 started=now,
                 changed=now,
             )

@@ -44,7 +44,7 @@ from gpuyard.provisioning.access.calls import CALLS, CALLS_FOR_SHARES, AllowedCa
 from gpuyard.provisioning.access.policies import FOR_NOVA, SPECIAL, additions
 from gpuyard.runners.github.answers import CallCount
 from gpuyard.runners.overview import EnrolmentStatus, RunnerOverview, RunnerOverviewCache
-from gpuyard.runners.records import Runner, RunnerState, ScaleSetState, ServerChoice, Wanted
+from gpuyard.runners.records import Runner, RunnerState, ScaleSetState, ServerChoice, ServerSpec
 from gpuyard.runners.store import RunnerStore
 from gpuyard.runners.web.runner_sources import RunnerSources
 from gpuyard.runtime.control_loops import Driver, Loop
@@ -190,7 +190,7 @@ def _runners(database: Database) -> RunnerSources:
     enrolments = [{"organization": "acme", "token_file": "token"}]
     site = SiteRunners.model_validate({"project": "runners", "enrolments": enrolments, "public": True})
     choice = ServerChoice("v100", "gpu.v100", "image")
-    wanted = Wanted("gpu", (choice,), timedelta(hours=6))
+    wanted = ServerSpec("gpu", (choice,), timedelta(hours=6))
     now = datetime.now(UTC)
     runner = Runner("gpu-1", RunnerState.IDLE, "acme", "", ("gpu",), wanted, choice, now, now, scale_set="gpu")
     calls = CallCount(limit=5000, remaining=5000)

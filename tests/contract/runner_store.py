@@ -23,14 +23,14 @@ from gpuyard.runners.records import (
     RunnerState,
     ScaleSetState,
     ServerChoice,
+    ServerSpec,
     Trust,
-    Wanted,
 )
 from gpuyard.runners.store import RunnerStore
 from tests.contract.store import at
 
 CHOICE = ServerChoice("v100", "gpu.v100x2", "ci-image", gpus=2, same_group=True)
-WANTED = Wanted("gpu", (CHOICE, replace(CHOICE, gpus=1)), timedelta(hours=6), priority=-3, preemptible=True)
+WANTED = ServerSpec("gpu", (CHOICE, replace(CHOICE, gpus=1)), timedelta(hours=6), priority=-3, preemptible=True)
 JOB = Job(
     "github.com/1", "acme/solver", ("self-hosted", "gpu"), JobState.QUEUED, at(0), "acme", "set", 2**40, 3, "ci",
     "test (1, 2)", "pull_request", "ada", Trust.FORK, "MEMBER", "topic", "0" * 40, "https://github.com/acme/x", WANTED,

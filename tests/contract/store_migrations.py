@@ -31,7 +31,7 @@ from gpuyard.health.records import HealthState
 from gpuyard.health.store import HealthStore
 from gpuyard.health.store import schema as health_schema
 from gpuyard.health.store.maintenances import MaintenanceStore
-from gpuyard.runners.records import JobState, RunnerState, Wanted
+from gpuyard.runners.records import JobState, RunnerState, ServerSpec
 from gpuyard.runners.store import RunnerStore
 from gpuyard.runners.store import schema as runners_schema
 from gpuyard.usage.records import Interval, Slice, Tenure, TrackState
@@ -274,7 +274,7 @@ def the_old_job_is_there(url: str) -> None:
         assert (job.id, job.state, job.queued, job.started, job.runner) == (
             "github.com/1", JobState.RUNNING, at(0), at(2), runner.name,
         )  # fmt: skip
-        assert job.wanted == runner.wanted == Wanted("gpu", (runner.choice,), timedelta(hours=1))
+        assert job.spec == runner.spec == ServerSpec("gpu", (runner.choice,), timedelta(hours=1))
         assert (runner.state, runner.choice.pool, runner.gpus) == (RunnerState.BUSY, "t4", ("h/0000:01:00.0",))
         assert (delivery.id, scale_set.last_message) == ("d1", 12)
         assert [event.text for event in store.events(job=job.id)] == ["made"]

@@ -24,8 +24,8 @@ from gpuyard.runners.records import (
     RunnerState,
     ScaleSetState,
     ServerChoice,
+    ServerSpec,
     Trust,
-    Wanted,
 )
 from gpuyard.runners.store import RunnerStore
 from gpuyard.runners.view import QueuePlace
@@ -130,7 +130,7 @@ LOG = (
     + "\nJob test completed with result: Failed\n"
 )
 CHOICE = ServerChoice("v100", "gpu.v100", "ubuntu-24.04-cuda")
-WANTED = Wanted("gpuyard-v100", (CHOICE,), timedelta(hours=6))
+WANTED = ServerSpec("gpuyard-v100", (CHOICE,), timedelta(hours=6))
 WAITING = Job(
     "github.com/101", "acme/solver", ("gpuyard-v100",), JobState.QUEUED, NOON - 20 * MINUTE, "acme", "gpuyard-v100",
     7, 1, "CI", "test (cuda 12, py3.12)", "push", "ada", Trust.REPOSITORY, "", "main", "0" * 40,

@@ -19,7 +19,7 @@ from gpuyard.database.times import moment, seconds
 from gpuyard.model.booking import Ask, Booking, BookingKind, BookingState, Lane
 from gpuyard.runners.placing import TEARDOWN
 from gpuyard.runners.planner import plan
-from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, Wanted
+from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, ServerSpec
 from gpuyard.runners.serving import serves
 from gpuyard.runners.transitions import become
 from gpuyard.runners.view import ChangeLease, CreateRunner, DeleteRunner, FailJob, RunnerPlan, RunnerView
@@ -37,12 +37,12 @@ def site_runners(**values: Any) -> SiteRunners:
     return SiteRunners.model_validate({"project": "runners", "enrolments": [enrolment], **values})
 
 
-def wanted(*choices: ServerChoice, longest: timedelta = HOUR, kind: str = "gpu", **values: Any) -> Wanted:
-    return Wanted(kind, choices or (V100,), longest, **values)
+def wanted(*choices: ServerChoice, longest: timedelta = HOUR, kind: str = "gpu", **values: Any) -> ServerSpec:
+    return ServerSpec(kind, choices or (V100,), longest, **values)
 
 
 def job(number: int | str, repository: str = "acme/a", queued: datetime = NOON, **values: Any) -> Job:
-    given = {"labels": ("gpu",), "state": JobState.QUEUED, "scope": SCOPE, "wanted": wanted()}
+    given = {"labels": ("gpu",), "state": JobState.QUEUED, "scope": SCOPE, "spec": wanted()}
     return Job(id=f"github.com/{number}", repository=repository, queued=queued, **{**given, **values})
 
 
@@ -52,7 +52,7 @@ def runner(name: str, state: RunnerState = RunnerState.IDLE, created: datetime =
         "scope": SCOPE,
         "repository": "acme/a",
         "labels": ("gpu",),
-        "wanted": wanted(),
+        "spec": wanted(),
         "choice": V100,
         "changed": created,
         "for_repository": "acme/a",
@@ -186,7 +186,7 @@ class RunnerWorld:
             scope=step.scope,
             repository=step.repository,
             labels=step.labels,
-            wanted=step.wanted,
+            spec=step.spec,
             choice=choice,
             created=self.now,
             changed=self.now,

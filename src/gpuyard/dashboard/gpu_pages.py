@@ -81,14 +81,14 @@ class GpuPages:
 
     def install(self, app: FastAPI) -> None:
         @app.get("/gpus", include_in_schema=False)
-        def all_gpus(request: Request, wanted: Annotated[GpuSearch, Query()]) -> HTMLResponse:
-            refuse_unknown(wanted, self._sources.gpus)
-            matches = [status for status in self._view(request).statuses if wanted.matches(status)]
+        def all_gpus(request: Request, search: Annotated[GpuSearch, Query()]) -> HTMLResponse:
+            refuse_unknown(search, self._sources.gpus)
+            matches = [status for status in self._view(request).statuses if search.matches(status)]
             marks = marks_of(self._sources.health) or {}
-            shown = gpu_table(matches, wanted, wanted.page, self._sources.now(), marks)
+            shown = gpu_table(matches, search, search.page, self._sources.now(), marks)
             gpus = self._sources.gpus
             return self._page(
-                request, "gpus.html", page=shown, wanted=wanted, pools=sorted({gpu.pool for gpu in gpus}),
+                request, "gpus.html", page=shown, wanted=search, pools=sorted({gpu.pool for gpu in gpus}),
                 states=[state.value for state in GpuState], hosts=list(dict.fromkeys(gpu.host for gpu in gpus)),
             )  # fmt: skip
 

@@ -119,47 +119,47 @@ def install(app: FastAPI, sources: Sources, history: History, ledger: Ledger, ro
         return pool
 
     @app.get("/v1/utilisation", tags=["gpus"], responses=responses(headers=False))
-    def utilisation(who: Who, wanted: Annotated[SpanAsked, Query()]) -> UtilisationList:
+    def utilisation(who: Who, filters: Annotated[SpanAsked, Query()]) -> UtilisationList:
         """What GPUs were there for, by pool and step: of an hour, 4 hours, a day, or for a year a week."""
-        pools = book.of(checked(wanted).days).pools
+        pools = book.of(checked(filters).days).pools
         return UtilisationList(
             timezone=history.zone,
             steps=[
                 UtilisationRow(pool=name, start=column.start, end=column.end, seconds=dict(column.seconds))
                 for name, columns in pools.items()
-                if wanted.pool in ("", name)
+                if filters.pool in ("", name)
                 for column in columns
             ],
         )
 
     @app.get("/v1/utilisation/week", tags=["gpus"], responses=responses(headers=False))
-    def mean_week(who: Who, wanted: Annotated[PoolAsked, Query()]) -> WeekList:
+    def mean_week(who: Who, filters: Annotated[PoolAsked, Query()]) -> WeekList:
         """How much of the GPUs is used in which hour of the week."""
-        week = book.of(1).weeks.get(known(wanted.pool), {})
+        week = book.of(1).weeks.get(known(filters.pool), {})
         hours = [WeekRow(weekday=day, hour=hour, share=round(share, 4)) for (day, hour), share in sorted(week.items())]
         return WeekList(timezone=history.zone, hours=hours)
 
     @app.get("/v1/waits", tags=["gpus"], responses=responses(headers=False))
-    def waiting_times(who: Who, wanted: Annotated[SpanAsked, Query()]) -> WaitList:
+    def waiting_times(who: Who, filters: Annotated[SpanAsked, Query()]) -> WaitList:
         """How long bookings and jobs waited for their GPUs, by pool and step: a day, or of more than 30 a week."""
-        steps = waits.of(checked(wanted).days).steps
-        wait_rows = [WaitRow.model_validate(asdict(step)) for step in steps if wanted.pool in ("", step.pool)]
+        steps = waits.of(checked(filters).days).steps
+        wait_rows = [WaitRow.model_validate(asdict(step)) for step in steps if filters.pool in ("", step.pool)]
         return WaitList(timezone=history.zone, steps=wait_rows)
 
     @app.get("/overview", include_in_schema=False)
-    def over_all(request: Request, wanted: Annotated[OverviewAsked, Query()]) -> HTMLResponse:
-        who, usage = require_page_visitor(request), book.of(checked(wanted).days)
+    def over_all(request: Request, filters: Annotated[OverviewAsked, Query()]) -> HTMLResponse:
+        who, usage = require_page_visitor(request), book.of(checked(filters).days)
         waiting = ledger.find(
-            Wanted(kinds=frozenset({BookingKind.BOOKING}), states=WAITS, pool=wanted.pool), MOST_WAITING
+            Wanted(kinds=frozenset({BookingKind.BOOKING}), states=WAITS, pool=filters.pool), MOST_WAITING
         )
         board = sources.runners.overview.latest() if sources.runners is not None else None
         shown = overview(
-            usage, waits.of(wanted.days), wanted.days, wanted.pool, [*map(rows.of(who), waiting)],
+            usage, waits.of(filters.days), filters.days, filters.pool, [*map(rows.of(who), waiting)],
             figures.figures() if figures else None, len(board.queue) if board else None, history.zone, sources.now(),
         )  # fmt: skip
-        shown = replace(shown, waiting=matching(shown.waiting, wanted.q))
+        shown = replace(shown, waiting=matching(shown.waiting, filters.q))
         nav = navigation_of(who, request)
-        html = render("overview.html", site=sources.site_name, nav=nav, page=shown, q=wanted.q)
+        html = render("overview.html", site=sources.site_name, nav=nav, page=shown, q=filters.q)
         # The token of the session is in it.
         return HTMLResponse(html, headers={"Cache-Control": "no-store"})
 

@@ -42,4 +42,4 @@ def _end(runner: Runner, site: SiteRunners, boots: Mapping[str, timedelta], now:
         return now + TEARDOWN
     if runner.until is not None:
         return max(runner.until, now) + TEARDOWN
-    return max(runner.created + lease_length(site, runner.wanted, boots), now + runner.wanted.longest + TEARDOWN)
+    return max(runner.created + lease_length(site, runner.spec, boots), now + runner.spec.longest + TEARDOWN)

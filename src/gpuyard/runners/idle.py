@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from gpuyard.runners.cirun.labels import bare
 from gpuyard.runners.cirun.records import CirunRunner, IdleByUse
-from gpuyard.runners.resolve import Configuration, IdleRunners, as_runner, served, wanted_of
+from gpuyard.runners.resolve import Configuration, IdleRunners, as_runner, served, server_spec
 from gpuyard.site.runner_rules import Enrolment
 from gpuyard.site.schema import Site
 
@@ -43,8 +43,8 @@ def _of_sets(site: Site, now: datetime) -> Iterator[IdleRunners]:
         choices, _ = served(as_runner(name, scale_set).ways, site, ask_allowed=False)
         if count and choices:
             scope = scale_set.enrolment or site.runners.enrolments[0].name
-            wanted = wanted_of(name, choices, site.runners.rules("", name))
-            yield IdleRunners(scope, "", name, (name,), wanted, count)
+            spec = server_spec(name, choices, site.runners.rules("", name))
+            yield IdleRunners(scope, "", name, (name,), spec, count)
 
 
 def _of_repositories(
@@ -63,9 +63,9 @@ def _of_repositories(
             if not count or not choices or (scope, at, runner.name) in yielded:
                 continue
             yielded.add((scope, at, runner.name))
-            wanted = wanted_of(runner.name, choices, site.runners.rules(at))
+            spec = server_spec(runner.name, choices, site.runners.rules(at))
             labels = tuple(dict.fromkeys(bare(label) for label in runner.labels))
-            yield IdleRunners(scope, at, "", labels, wanted, count)
+            yield IdleRunners(scope, at, "", labels, spec, count)
 
 
 def _kinds(enrolment: Enrolment, repository: str, configuration: Configuration) -> Iterator[tuple[str, CirunRunner]]:

@@ -18,7 +18,7 @@ from gpuyard.database.times import seconds
 from gpuyard.model.booking import FOREVER, lasting
 from gpuyard.runners.caps import Cap
 from gpuyard.runners.openings import PoolOpenings, shape
-from gpuyard.runners.records import Runner, ServerChoice, Wanted
+from gpuyard.runners.records import Runner, ServerChoice, ServerSpec
 from gpuyard.runners.view import RunnerView, size_of
 from gpuyard.site.runner_rules import JobRules, SiteRunners
 
@@ -44,11 +44,11 @@ def uses(runner: Runner, repository: str) -> tuple[str, ...]:
     return f"pool {runner.choice.pool}", ALL, f"set {runner.scale_set}", f"repository {repository.lower()}"
 
 
-def lease_length(site: SiteRunners, wanted: Wanted, boots: Mapping[str, timedelta]) -> timedelta:
+def lease_length(site: SiteRunners, spec: ServerSpec, boots: Mapping[str, timedelta]) -> timedelta:
     """Return the length of the lease of a runner that is made now: time to boot and connect, its job's longest time,
     time to be deleted. `boots`: `RunnerView.boots`; of several choices the slowest counts."""
-    boot = max((boots.get(choice.flavor, site.boot) for choice in wanted.choices), default=site.boot)
-    return boot + site.register_within + wanted.longest + TEARDOWN
+    boot = max((boots.get(choice.flavor, site.boot) for choice in spec.choices), default=site.boot)
+    return boot + site.register_within + spec.longest + TEARDOWN
 
 
 class Place(NamedTuple):
@@ -95,12 +95,12 @@ class PlanCapacity:
         for name in uses(runner, repository)[1:]:
             self._ends[name].append((max(end, self.now), choice.gpus))
 
-    def place(self, wanted: Wanted, repository: str, scale_set: str, not_before: int = 0) -> Place:
+    def place(self, spec: ServerSpec, repository: str, scale_set: str, not_before: int = 0) -> Place:
         """Give a job the capacity that it can have first. `not_before`: the job may not begin before; then the result
         says when it could, and no capacity is kept for it."""
-        length, caps = self._length(wanted), self._under(repository, scale_set)
+        length, caps = self._length(spec), self._under(repository, scale_set)
         best: tuple[int, ServerChoice] | None = None
-        for choice in wanted.choices:
+        for choice in spec.choices:
             opening = self._first(choice, length)
             if opening is None:
                 continue
@@ -110,29 +110,29 @@ class PlanCapacity:
             if best is None or opening < best[0]:
                 best = opening, choice
         if best is None:
-            return self._never(wanted)
+            return self._never(spec)
         return self._later(best[1], length, best[0], caps, not_before)
 
-    def fits_now(self, wanted: Wanted, repository: str, scale_set: str) -> ServerChoice | None:
+    def fits_now(self, spec: ServerSpec, repository: str, scale_set: str) -> ServerChoice | None:
         """Place a runner for which no job waits, now or not at all: pools in which a job waits are left alone. Returns
         the choice it gets, or None."""
-        length, caps = self._length(wanted), self._under(repository, scale_set)
-        for choice in wanted.choices:
+        length, caps = self._length(spec), self._under(repository, scale_set)
+        for choice in spec.choices:
             free = f"pool {choice.pool}" not in self.waiting and self._first(choice, length) == self.now
             if free and _allow(caps, choice.gpus, self.now + length):
                 self._take(choice, length, caps)
                 return choice
         return None
 
-    def many_now(self, wanted: Wanted, scale_set: str) -> int:
+    def many_now(self, spec: ServerSpec, scale_set: str) -> int:
         """Return how many more servers could start now, whichever repository they are for."""
-        length, caps = self._length(wanted), self._under("", scale_set)
+        length, caps = self._length(spec), self._under("", scale_set)
         count = 0
-        for pool, choice in {choice.pool: choice for choice in reversed(wanted.choices)}.items():
+        for pool, choice in {choice.pool: choice for choice in reversed(spec.choices)}.items():
             openings = self._pools.get(pool)
             if openings is not None and not self._is_blocked(choice, openings):
                 count += openings.many_now(shape(choice.gpus, choice.same_group), length)
-        gpus = min((choice.gpus for choice in wanted.choices), default=1)
+        gpus = min((choice.gpus for choice in spec.choices), default=1)
         return max(0, min([count, *((cap.most - cap.has - cap.promised) // gpus for cap in caps if gpus)]))
 
     def _first(self, choice: ServerChoice, length: int) -> int | None:
@@ -176,11 +176,11 @@ class PlanCapacity:
             cap.wait(gpus, start, start + length)
         return Place(choice, start, reason or self._full(choice, length))
 
-    def _length(self, wanted: Wanted) -> int:
-        kind = (wanted.longest, *(choice.flavor for choice in wanted.choices))
+    def _length(self, spec: ServerSpec) -> int:
+        kind = (spec.longest, *(choice.flavor for choice in spec.choices))
         length = self._lengths.get(kind)
         if length is None:
-            length = self._lengths[kind] = int(lease_length(self._site, wanted, self._boots).total_seconds())
+            length = self._lengths[kind] = int(lease_length(self._site, spec, self._boots).total_seconds())
         return length
 
     def _under(self, repository: str, scale_set: str) -> list[Cap]:
@@ -216,10 +216,10 @@ class PlanCapacity:
             self._words[key] = words
         return words
 
-    def _never(self, wanted: Wanted) -> Place:
-        if not wanted.choices:
+    def _never(self, spec: ServerSpec) -> Place:
+        if not spec.choices:
             return Place(None, None, "this site has none of the flavors and images that it may have")
-        choice = wanted.choices[0]
+        choice = spec.choices[0]
         openings = self._pools.get(choice.pool)
         if not choice.gpus and (openings is None or not openings.lanes):
             return Place(choice, None, "the site has no runners without GPUs (any more)")
@@ -231,7 +231,7 @@ class PlanCapacity:
             return Place(choice, None, f"{_server(choice)} could not be started when last tried: {crowded}")
         if not openings.ever(shape(choice.gpus, choice.same_group)):
             return Place(choice, None, f"no host has {_gpus(choice)} of pool {choice.pool} that can be used")
-        time = lasting(lease_length(self._site, wanted, self._boots))
+        time = lasting(lease_length(self._site, spec, self._boots))
         hours = HORIZON // timedelta(hours=1)
         reason = (
             f"in the next {hours} h there is no time in which {_gpus(choice)} of pool {choice.pool} is free for {time}"

@@ -21,7 +21,7 @@ from gpuyard.model.backoff import backoff
 from gpuyard.runners.cpu_lane import has_server
 from gpuyard.runners.fair_share import HOUR, QueueEntry, account, in_turn
 from gpuyard.runners.placing import TEARDOWN, PlanCapacity, lease_length, uses, weight
-from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, Wanted
+from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerSpec
 from gpuyard.runners.resolve import IdleRunners
 from gpuyard.runners.serving import match
 from gpuyard.runners.view import (
@@ -107,14 +107,14 @@ class _Planning:
         self.able = [runner for runner in self.runners if self._may_get_job(runner)]
 
     def plan(self) -> RunnerPlan:
-        queued = {job.id: job for job in self.jobs.values() if job.state is JobState.QUEUED and job.wanted}
+        queued = {job.id: job for job in self.jobs.values() if job.state is JobState.QUEUED and job.spec}
         unknown = {job.id: job for scale_set in self._sets() for job in self._untold(scale_set)}
         unassigned = {job.id: job for scale_set in self._sets() for job in self._unassigned(scale_set)}
         self.unassigned.update(unassigned)
         placing = self._placing()
         order = self._order({**queued, **unknown, **unassigned}, placing)
         served = self._served(order)
-        places = [self._place(job, job.wanted, served, placing) for job in order if job.wanted]
+        places = [self._place(job, job.spec, served, placing) for job in order if job.spec]
         self._make_way()
         self._idle(served, placing)
         self._leases(served)
@@ -151,7 +151,7 @@ class _Planning:
         if self._is_disproved(demand):
             return
         key = f"set {demand.name}"
-        many = min(demand.assigned - demand.turned_down - reported - strangers, self._lanes(demand.wanted))
+        many = min(demand.assigned - demand.turned_down - reported - strangers, self._lanes(demand.spec))
         for number in range(many):
             first = self.since[key] = self.view.since.get(key, self.now)
             yield Job(
@@ -162,7 +162,7 @@ class _Planning:
                 queued=first,
                 scope=demand.scope,
                 scale_set=demand.name,
-                wanted=demand.wanted,
+                spec=demand.spec,
                 not_before=first + UNTOLD,
             )
 
@@ -177,8 +177,8 @@ class _Planning:
             for runner in self.runners
         )
 
-    def _lanes(self, wanted: Wanted) -> int:
-        return sum(len(self.view.rooms[pool].lanes) for pool in _pools(wanted) if pool in self.view.rooms)
+    def _lanes(self, spec: ServerSpec) -> int:
+        return sum(len(self.view.rooms[pool].lanes) for pool in _pools(spec) if pool in self.view.rooms)
 
     def _unassigned(self, demand: SetDemand) -> Iterator[Job]:
         """Yield jobs that wait at GitHub for a scale set, as entries of the queue.
@@ -204,7 +204,7 @@ class _Planning:
         if last is not None:
             first = max(first, min(last.queued, self.now))
         self.since[key] = first
-        for number in range(min(demand.waiting, self._lanes(demand.wanted))):
+        for number in range(min(demand.waiting, self._lanes(demand.spec))):
             yield Job(
                 id=f"{key}: {number:06}",
                 repository=last.repository if last else self._registration(demand.scope),
@@ -213,7 +213,7 @@ class _Planning:
                 queued=first,
                 scope=demand.scope,
                 scale_set=demand.name,
-                wanted=demand.wanted,
+                spec=demand.spec,
             )
 
     def _is_unanswered(self, demand: SetDemand) -> bool:
@@ -262,9 +262,9 @@ class _Planning:
         used: dict[str, float] = defaultdict(float, {name.lower(): hours for name, hours in self.view.used.items()})
         late = (self.now - OVERDUE).timestamp()
         turns = [
-            self._turn(job.id, job.repository, job.scale_set, job.wanted, job.queued, placing, waits=True)
+            self._turn(job.id, job.repository, job.scale_set, job.spec, job.queued, placing, waits=True)
             for job in queued.values()
-            if job.wanted and job.tries < MOST_TRIES
+            if job.spec and job.tries < MOST_TRIES
         ]
         for runner in self.runners:
             has, whose = self.job_of.get(runner.name), self._repository(runner)
@@ -275,7 +275,7 @@ class _Planning:
             stands_itself = (has.id if has else runner.for_job if runner.for_job in self.presumed else "") in queued
             if (runner.state is RunnerState.BUSY or has is not None) and not stands_itself:
                 id, since = (has.id, has.queued) if has else (runner.name, runner.created)
-                turns.append(self._turn(id, whose, runner.scale_set, runner.wanted, since, placing, waits=False))
+                turns.append(self._turn(id, whose, runner.scale_set, runner.spec, since, placing, waits=False))
         given_up = sorted(job.id for job in queued.values() if job.tries >= MOST_TRIES)
         return [queued[id] for id in (*in_turn(turns, used, late), *given_up)]
 
@@ -284,17 +284,17 @@ class _Planning:
         id: str,
         whose: str,
         scale_set: str,
-        wanted: Wanted,
+        spec: ServerSpec,
         queued: datetime,
         placing: PlanCapacity,
         *,
         waits: bool,
     ) -> QueueEntry:
-        first = wanted.choices[0] if wanted.choices else None
+        first = spec.choices[0] if spec.choices else None
         share = placing.rules(whose, scale_set).share
-        hours = (weight(first) if first else 0) * (wanted.longest / HOUR)
+        hours = (weight(first) if first else 0) * (spec.longest / HOUR)
         whose, pool = account(whose, first.gpus if first else 1), first.pool if first else ""
-        return QueueEntry(-wanted.priority, queued.timestamp(), id, whose, pool, share, hours, waits)
+        return QueueEntry(-spec.priority, queued.timestamp(), id, whose, pool, share, hours, waits)
 
     def _served(self, order: Sequence[Job]) -> dict[str, Runner]:
         """Job -> the runner that it has, or will get."""
@@ -308,12 +308,12 @@ class _Planning:
 
     # What becomes of each queued job
 
-    def _place(self, job: Job, wanted: Wanted, served: dict[str, Runner], placing: PlanCapacity) -> QueuePlace:
+    def _place(self, job: Job, spec: ServerSpec, served: dict[str, Runner], placing: PlanCapacity) -> QueuePlace:
         runner = served.get(job.id)
         if runner is not None:
             reason = COMING.get(runner.state, "its runner is being deleted")
             return QueuePlace(job.id, runner.choice.pool, 0, reason, runner.created)
-        first = wanted.choices[0].pool if wanted.choices else ""
+        first = spec.choices[0].pool if spec.choices else ""
         if job.tries >= MOST_TRIES:
             cause = f": {job.reason}" if job.reason else ""
             self.steps.append(FailJob(job.id, f"{job.tries} runners that were made for it failed{cause}"))
@@ -322,7 +322,7 @@ class _Planning:
         if stopped:
             return self._waits(job, first, stopped)
         not_before = job.not_before if job.not_before and job.not_before > self.now else None
-        place = placing.place(wanted, job.repository, job.scale_set, seconds(not_before) if not_before else 0)
+        place = placing.place(spec, job.repository, job.scale_set, seconds(not_before) if not_before else 0)
         pool = place.choice.pool if place.choice else first
         start = None if place.start is None else moment(place.start)
         if not_before:
@@ -339,10 +339,10 @@ class _Planning:
                 scope=job.scope,
                 repository=self._registration(job.scope) if job.scale_set else job.repository,
                 labels=job.labels,
-                wanted=wanted,
+                spec=spec,
                 choice=place.choice,
-                end=self._lease_end(wanted),
-                yields=wanted.preemptible,
+                end=self._lease_end(spec),
+                yields=spec.preemptible,
                 reason=f"for a job of {job.repository}" if is_reported else f"GitHub has jobs for set {job.scale_set}",
                 for_job=job.id if is_reported else "",
                 for_repository=job.repository if is_reported else "",
@@ -368,7 +368,7 @@ class _Planning:
         reported = [place for place in places if place.job in self.jobs]
         yield from (place for place in reported if not place.position)
         yield from (place for place in reported if place.position)
-        unread = [job for job in self.jobs.values() if job.state is JobState.QUEUED and job.wanted is None]
+        unread = [job for job in self.jobs.values() if job.state is JobState.QUEUED and job.spec is None]
         for job in sorted(unread, key=lambda job: (job.queued, job.id)):
             yield self._waits(job, "", job.reason or "its configuration has not been read yet")
 
@@ -385,9 +385,7 @@ class _Planning:
         """Keep those that are to wait for jobs, delete others once they were spare for long enough, make new ones."""
         serving = {runner.name for runner in served.values()}
         spare = {runner.name: runner for runner in self.able if runner.name not in serving}
-        wishes = sorted(
-            self.view.idle, key=lambda wish: (wish.scope, wish.repository, wish.scale_set, wish.wanted.kind)
-        )
+        wishes = sorted(self.view.idle, key=lambda wish: (wish.scope, wish.repository, wish.scale_set, wish.spec.kind))
         having = [[runner for runner in spare.values() if _is_of(runner, wish)] for wish in wishes]
         for wish, some in zip(wishes, having, strict=True):
             for runner in sorted(some, key=lambda runner: runner.state is not RunnerState.IDLE)[: wish.count]:
@@ -430,7 +428,7 @@ class _Planning:
         if self._stopped(wish.scope) or (wish.not_before is not None and self.now < wish.not_before):
             return
         for _ in range(count):
-            choice = placing.fits_now(wish.wanted, wish.repository, wish.scale_set)
+            choice = placing.fits_now(wish.spec, wish.repository, wish.scale_set)
             if choice is None:
                 return
             self.steps.append(
@@ -438,9 +436,9 @@ class _Planning:
                     scope=wish.scope,
                     repository=wish.repository or self._registration(wish.scope),
                     labels=wish.labels,
-                    wanted=wish.wanted,
+                    spec=wish.spec,
                     choice=choice,
-                    end=self._lease_end(wish.wanted),
+                    end=self._lease_end(wish.spec),
                     yields=True,
                     reason="to wait for jobs",
                     for_repository=wish.repository,
@@ -450,8 +448,8 @@ class _Planning:
 
     # Leases, and what scale sets may have
 
-    def _lease_end(self, wanted: Wanted) -> datetime:
-        return self.now.replace(microsecond=0) + lease_length(self.view.site, wanted, self.view.boots)
+    def _lease_end(self, spec: ServerSpec) -> datetime:
+        return self.now.replace(microsecond=0) + lease_length(self.view.site, spec, self.view.boots)
 
     def _leases(self, served: dict[str, Runner]) -> None:
         """Change leases: a runner that may get a job always has time for it; a booking may end the lease of one that
@@ -461,7 +459,7 @@ class _Planning:
             lease = self.view.leases.get(runner.lease)
             if lease is None:
                 continue
-            end, yields = lease.ask.end, runner.wanted.preemptible
+            end, yields = lease.ask.end, runner.spec.preemptible
             if runner.state is RunnerState.DELETING or runner.name in self.ending:
                 yields = lease.yields
                 if not self.now + TEARDOWN / 2 <= end <= self.now + 2 * TEARDOWN:
@@ -471,8 +469,8 @@ class _Planning:
             elif runner.name not in self.job_of:
                 needed = runner.name in serving or runner.name in self.kept
                 yields = yields or runner.name not in serving
-                if needed and end < self.now + runner.wanted.longest + TEARDOWN:
-                    end = self._lease_end(runner.wanted)
+                if needed and end < self.now + runner.spec.longest + TEARDOWN:
+                    end = self._lease_end(runner.spec)
             if (end, yields) != (lease.ask.end, lease.yields):
                 self.steps.append(ChangeLease(runner.name, lease.id, end, yields))
 
@@ -485,7 +483,7 @@ class _Planning:
         ]
         having = sum(runner.scale_set == demand.name and runner.name not in gone for runner in self.runners)
         making = sum(isinstance(step, CreateRunner) and step.scale_set == demand.name for step in self.steps)
-        more = 0 if self._stopped(demand.scope) else placing.many_now(demand.wanted, demand.name)
+        more = 0 if self._stopped(demand.scope) else placing.many_now(demand.spec, demand.name)
         assigned = self.unserved[demand.name] + demand.turned_down  # GitHub counts those against it
         return having + making + assigned + self.invited[demand.name] + more
 
@@ -502,5 +500,5 @@ def _invitation(demand: SetDemand) -> str:
     return f"set {demand.name}: invited beyond {demand.assigned}"
 
 
-def _pools(wanted: Wanted) -> set[str]:
-    return {choice.pool for choice in wanted.choices}
+def _pools(spec: ServerSpec) -> set[str]:
+    return {choice.pool for choice in spec.choices}

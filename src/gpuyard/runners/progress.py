@@ -96,8 +96,8 @@ def _given(runner: Runner, job: Job | None) -> Runner:
     if job is None:
         return runner
     until = runner.until
-    if job.wanted is not None and runner.busy is not None:
-        until = runner.busy + job.wanted.longest
+    if job.spec is not None and runner.busy is not None:
+        until = runner.busy + job.spec.longest
     return replace(runner, job=job.id, until=until)
 
 

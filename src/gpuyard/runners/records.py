@@ -108,7 +108,7 @@ class ServerChoice:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ServerSpec:
     """The server that a job may have: what its repository asked for, cut down to what the site and the policies
     allow."""
 
@@ -157,7 +157,7 @@ class Job:
     head_branch: str = ""
     head_sha: str = ""
     html_url: str = ""
-    wanted: Wanted | None = None
+    spec: ServerSpec | None = None
     """None until it has been looked up, and for one that is refused."""
     runner: str = ""
     """Name of the runner that GitHub gave it to, ours or not."""
@@ -188,7 +188,7 @@ class Runner:
     """Where it is registered, ``owner/name``; empty when it is the organisation."""
     labels: tuple[str, ...]
     """All of its labels: no default ones are added."""
-    wanted: Wanted
+    spec: ServerSpec
     choice: ServerChoice
     created: datetime
     changed: datetime
@@ -280,7 +280,7 @@ class GpuUse:
     end: datetime | None = None
     """When its server was gone; None while it is not."""
     kind: str = ""
-    """`Wanted.kind` of the runner."""
+    """`ServerSpec.kind` of the runner."""
     busy: datetime | None = None
     """When its job began; None for one that never had one."""
 

@@ -1,5 +1,5 @@
-"""Resolves a job's request for a runner: its labels, its repository's files, policies and the site's rules in, `Wanted`
-or a refusal out.
+"""Resolves a job's request for a runner: its labels, its repository's files, policies and the site's rules in, a
+`ServerSpec` or a refusal out.
 
 It checks in this order: whether a runner of the site or of the files has the job's labels (else the job is somebody
 else's); whether the enrolment includes the repository; whether the site allows its code, where that is from a fork;
@@ -22,7 +22,7 @@ from gpuyard.runners.cirun.cirun_file import read_cirun
 from gpuyard.runners.cirun.labels import fits, is_general, is_hosted, meant_for_cirun
 from gpuyard.runners.cirun.records import OPENSTACK, AccessFile, CirunFile, CirunRunner, Way
 from gpuyard.runners.facts import PersonFacts
-from gpuyard.runners.records import Job, ServerChoice, Trust, Wanted
+from gpuyard.runners.records import Job, ServerChoice, ServerSpec, Trust
 from gpuyard.site.objects import runner_flavors
 from gpuyard.site.runner_rules import CPU, Enrolment, JobRules, ScaleSet, SiteRunners
 from gpuyard.site.schema import Site
@@ -46,7 +46,7 @@ class Ruling(StrEnum):
     """The kinds of answer to a job's request for a runner."""
 
     GRANTED = "granted"
-    """`wanted` says what it may have."""
+    """`spec` says what it may have."""
     REFUSED = "refused"
     """For good, `reasons` say why: the job is JobState.REFUSED."""
     NOT_OURS = "not-ours"
@@ -66,7 +66,7 @@ class Resolution:
     """The answer to a job's request, and how it was found."""
 
     ruling: Ruling
-    wanted: Wanted | None = None
+    spec: ServerSpec | None = None
     reasons: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     """Parts of the files' request that were dropped, though there is a runner."""
@@ -115,7 +115,7 @@ class IdleRunners:
     """``owner/name`` that they are registered with; empty for the organisation's, which every repository's jobs get."""
     scale_set: str
     labels: tuple[str, ...]
-    wanted: Wanted
+    spec: ServerSpec
     count: int
     not_before: datetime | None = None
     """After some have failed: when the next one may be made."""
@@ -321,10 +321,10 @@ class _Case:
         if not choices:
             return self._end(Ruling.REFUSED, *dropped, *broken)
         self.notices += [*dropped, *broken]
-        wanted = wanted_of(next(runner for runner in allowed if runner.ways).name, choices, rules)
+        spec = server_spec(next(runner for runner in allowed if runner.ways).name, choices, rules)
         tried = ", ".join(f"{choice.flavor} with {choice.image}" for choice, _ in choices)
         self._ok(f"tried in this order: {tried}")
-        return Resolution(Ruling.GRANTED, wanted, (), tuple(self.notices), tuple(self.steps))
+        return Resolution(Ruling.GRANTED, spec, (), tuple(self.notices), tuple(self.steps))
 
 
 def _is_pull_request(job: Job) -> bool:
@@ -387,8 +387,8 @@ def problem_of(way: Way, site: Site, ask_allowed: bool = True) -> tuple[str, str
     return "", ""
 
 
-def wanted_of(kind: str, choices: Sequence[tuple[ServerChoice, bool]], rules: JobRules) -> Wanted:
+def server_spec(kind: str, choices: Sequence[tuple[ServerChoice, bool]], rules: JobRules) -> ServerSpec:
     """Return what a job may have. A repository may agree to less than the site lets it, never to more: to jobs that a
     booking may end."""
     agreed = rules.preemptible or all(preemptible for _, preemptible in choices)
-    return Wanted(kind, tuple(choice for choice, _ in choices), rules.longest, rules.priority, agreed)
+    return ServerSpec(kind, tuple(choice for choice, _ in choices), rules.longest, rules.priority, agreed)

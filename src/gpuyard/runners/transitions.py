@@ -61,7 +61,7 @@ def become(runner: Runner, to: RunnerState, now: datetime, cause: Cause | None =
     if to is RunnerState.IDLE:
         return replace(new, active=runner.active or now, online=now)
     if to is RunnerState.BUSY:
-        until = now + runner.wanted.longest
+        until = now + runner.spec.longest
         return replace(new, active=runner.active or now, online=runner.online or now, busy=now, until=until)
     if to is RunnerState.DELETING:
         return replace(new, cause=cause or Cause.NOT_NEEDED, reason=reason)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpuyard.bookings.ledger.runner_leases import PoolCapacity
 from gpuyard.model.booking import Booking
-from gpuyard.runners.records import Cause, Job, Runner, ServerChoice, Wanted
+from gpuyard.runners.records import Cause, Job, Runner, ServerChoice, ServerSpec
 from gpuyard.runners.resolve import IdleRunners
 from gpuyard.site.runner_rules import SiteRunners
 
@@ -33,7 +33,7 @@ class SetDemand:
     """Its label."""
     scope: str
     """Name of the enrolment."""
-    wanted: Wanted
+    spec: ServerSpec
     """The servers of its runners."""
     assigned: int = 0
     """Jobs that GitHub has assigned to it, running ones included: ``totalAssignedJobs``."""
@@ -82,7 +82,7 @@ class CreateRunner:
     repository: str
     """Where to register it, ``owner/name``; empty for the organisation."""
     labels: tuple[str, ...]
-    wanted: Wanted
+    spec: ServerSpec
     choice: ServerChoice
     end: datetime
     """End of its lease: after time to boot, its job's longest time, and time to be deleted."""

@@ -266,7 +266,8 @@ def test_a_refusal_says_why_and_its_commands_work(url: str) -> None:
 
 
 def test_every_rule_that_is_broken_is_said(url: str) -> None:
-    said = refused("ada", "booking", "create", "--pool", "t4", "--start", "+90d", "--end", "+30d")
+    noon = f"{datetime.now(UTC) + timedelta(days=90):%Y-%m-%d} 12:00"  # a time that every day has
+    said = refused("ada", "booking", "create", "--pool", "t4", "--start", noon, "--end", "+30d")
     assert "longer than the longest booking" in said
     assert "at most 60 days ahead" in said
 

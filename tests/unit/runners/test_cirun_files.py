@@ -148,7 +148,7 @@ def test_idle_runners_of_now_within_what_the_site_gives() -> None:
 
     def counts(now: datetime, last: object = never) -> list[tuple[str, int, str]]:
         idle = idle_runners(site, files, last, now)  # type: ignore[arg-type]
-        return [(runner.wanted.kind, runner.count, runner.repository) for runner in idle]
+        return [(runner.spec.kind, runner.count, runner.repository) for runner in idle]
 
     assert counts(NOW) == [("gpuyard-v100", 2, "")]  # a Sunday, 13:00 in Rome
     assert counts(NOW + timedelta(hours=10)) == [("gpuyard-v100", 3, "")]

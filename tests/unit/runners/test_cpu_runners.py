@@ -31,7 +31,7 @@ runners:
 
 
 def cpu_job(number: int | str, repository: str = "acme/a", **values: Any) -> Job:
-    return job(number, repository, wanted=wanted(CI), **values)
+    return job(number, repository, spec=wanted(CI), **values)
 
 
 def view(most: int, *things: Any, **more: Any) -> RunnerView:
@@ -55,15 +55,15 @@ def test_so_many_run_at_once_as_the_site_says_and_the_others_wait_with_a_time() 
 
 
 def test_a_server_that_is_being_deleted_still_has_its_place() -> None:
-    going = runner("r1", RunnerState.DELETING, choice=CI, wanted=wanted(CI), lease="")
+    going = runner("r1", RunnerState.DELETING, choice=CI, spec=wanted(CI), lease="")
     assert made(plan(view(1, cpu_job(1), going), LATER)) == []
-    gone = runner("r1", RunnerState.DELETING, choice=CI, wanted=wanted(CI), lease="", ended=LATER)
+    gone = runner("r1", RunnerState.DELETING, choice=CI, spec=wanted(CI), lease="", ended=LATER)
     assert made(plan(view(1, cpu_job(1), gone), LATER)) == ["1"]
 
 
 def test_limits_of_gpus_do_not_hold_for_those_without() -> None:
     """Nor do these use up any."""
-    v100 = job("g", wanted=wanted())
+    v100 = job("g", spec=wanted())
     found = plan(view(2, v100, cpu_job(1), cpu_job(2), site={"most": 1}), LATER)
     assert made(found) == ["1", "2"]
 
@@ -80,7 +80,7 @@ def test_a_scale_set_without_gpus_announces_what_may_run() -> None:
     demand = SetDemand("cpu", "acme", wanted(CI, kind="cpu"))
     assert plan(view(3, sets=[demand]), LATER).capacity == {"cpu": 3}
     taken = runner(
-        "r1", RunnerState.BUSY, choice=CI, wanted=wanted(CI), lease="", until=LATER + HOUR, for_job="github.com/7"
+        "r1", RunnerState.BUSY, choice=CI, spec=wanted(CI), lease="", until=LATER + HOUR, for_job="github.com/7"
     )
     assert plan(view(3, taken, sets=[demand]), LATER).capacity == {"cpu": 2}
 
@@ -152,10 +152,10 @@ def test_a_flavor_that_the_site_lacks_is_anothers_in_a_shared_file(
     site = runner_site(tmp_path, {"cpu_runners": most}).site
     configuration: Configuration = read(RepositoryFiles(**{file: CPU_CIRUN.replace("ci_medium", flavor)}))
     assert isinstance(configuration.own, CirunFile)
-    asked = job(1, "demo/science", labels=("cirun-cpu",), scope="github.test/demo", event="push", wanted=None)
+    asked = job(1, "demo/science", labels=("cirun-cpu",), scope="github.test/demo", event="push", spec=None)
     found = resolve(asked, site, configuration, None)  # type: ignore[arg-type]
     assert found.ruling is ruling, found.reasons
-    assert (found.wanted.choices[0].gpus == 0) if found.wanted else flavor in found.reason
+    assert (found.spec.choices[0].gpus == 0) if found.spec else flavor in found.reason
 
 
 def test_a_site_file_says_how_many(tmp_path: Path) -> None:

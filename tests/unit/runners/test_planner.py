@@ -138,7 +138,7 @@ def test_a_job_that_github_holds_back_gets_nothing() -> None:
 
 
 def test_a_job_of_which_nothing_is_known_yet_says_so() -> None:
-    found = plan(view(job(1, wanted=None)), LATER)
+    found = plan(view(job(1, spec=None)), LATER)
     assert (made(found), reasons(found)) == ([], {"1": "its configuration has not been read yet"})
 
 
@@ -232,7 +232,7 @@ def test_what_the_guide_says_of_most() -> None:
 def test_a_job_that_a_booking_may_end_starts_no_sooner() -> None:
     soon = room(((NOON, NOON + HOUR),))
     for preemptible in (False, True):
-        one = job(1, wanted=wanted(preemptible=preemptible))
+        one = job(1, spec=wanted(preemptible=preemptible))
         assert made(plan(view(one, rooms=soon), NOON)) == []
         assert made(plan(view(one, rooms=room(((NOON, NOON + 2 * HOUR),))), NOON)) == ["1"]
 
@@ -244,7 +244,7 @@ def test_a_job_that_waits_at_github_has_its_turn_like_others() -> None:
     assert made(found) == [], "acme/a has used more"
     assert found.capacity == {"cuda": 1}
     assert [place.job for place in found.queue] == ["github.com/1"], "only jobs that are known have a place"
-    urgent = job(1, wanted=wanted(priority=1))
+    urgent = job(1, spec=wanted(priority=1))
     found = plan(view(urgent, **cuda(0, waiting=3), used=used), LATER)
     assert made(found) == ["1"]
     assert found.capacity == {"cuda": 0}
@@ -306,9 +306,9 @@ def test_a_shorter_job_goes_first_only_where_it_delays_nobody() -> None:
     """The first needs two GPUs of a host, of which one is free in two hours."""
     pair = wanted(ServerChoice("v100", "v100.2", "ubuntu", 2))
     rooms = room(FREE, ((NOON + 2 * HOUR, FOREVER),))
-    first = job(1, queued=NOON - HOUR, wanted=pair)
+    first = job(1, queued=NOON - HOUR, spec=pair)
     assert made(plan(view(first, job(2), rooms=rooms), NOON)) == ["2"]
-    long = job(3, wanted=wanted(longest=3 * HOUR))
+    long = job(3, spec=wanted(longest=3 * HOUR))
     found = plan(view(first, long, rooms=rooms), NOON)
     assert made(found) == []
     assert (found.queue[0].position, found.queue[0].start) == (1, NOON + 2 * HOUR)
@@ -316,7 +316,7 @@ def test_a_shorter_job_goes_first_only_where_it_delays_nobody() -> None:
 
 def test_the_first_choice_with_room_is_taken_and_else_the_one_that_is_free_first() -> None:
     a100 = ServerChoice("a100", "a100.1", "ubuntu")
-    one = job(1, wanted=wanted(V100, a100))
+    one = job(1, spec=wanted(V100, a100))
     full, soon = ((NOON + 4 * HOUR, FOREVER),), ((NOON + HOUR, FOREVER),)
     found = plan(view(one, rooms=room(full) | room(FREE, pool="a100")), NOON)
     assert [step.choice for step in found.steps if isinstance(step, CreateRunner)] == [a100]
@@ -359,7 +359,7 @@ def test_priority_then_use_then_age() -> None:
     jobs = [
         job(1, "acme/heavy", NOON - HOUR),
         job(2, "acme/light", NOON),
-        job(3, "acme/heavy", NOON, wanted=wanted(priority=1)),
+        job(3, "acme/heavy", NOON, spec=wanted(priority=1)),
         job(4, "acme/light", NOON - MINUTE),
     ]
     found = plan(view(*jobs, rooms=room(((NOON + HOUR, FOREVER),)), used={"acme/heavy": 5.0}), NOON)
@@ -452,13 +452,13 @@ def test_a_spare_runner_goes_at_once_where_a_job_waits_for_its_gpu() -> None:
     assert deleted(plan(view(*over, *spare, job(3), job(4), rooms=full), LATER)) == ["ready", "boots"]
     leaving = runner("r3", RunnerState.DELETING)
     assert deleted(plan(view(*over, *spare, leaving, job(3), rooms=full), LATER)) == [], "one GPU is on its way"
-    other = job(3, wanted=wanted(ServerChoice("t4", "t4.1", "ubuntu")))
+    other = job(3, spec=wanted(ServerChoice("t4", "t4.1", "ubuntu")))
     rooms = full | room(((NOON + 3 * HOUR, FOREVER),), pool="t4")
     assert deleted(plan(view(*over, *spare, other, rooms=rooms), LATER)) == [], "another pool's"
 
 
 def test_no_warm_runner_is_made_where_a_job_waits() -> None:
-    pair = job(1, wanted=wanted(ServerChoice("v100", "v100.2", "ubuntu", 2)))
+    pair = job(1, spec=wanted(ServerChoice("v100", "v100.2", "ubuntu", 2)))
     assert made(plan(view(pair, idle=[warm(1)], rooms=room(FREE, ((NOON + HOUR, FOREVER),))), NOON)) == []
 
 

@@ -70,7 +70,7 @@ def jobs(draw: st.DrawFn, number: int) -> tuple[Job, timedelta]:
         queued=NOON + draw(st.integers(-13 * 60, 30)) * MINUTE,
         labels=labels,
         scale_set=scale_set,
-        wanted=what,
+        spec=what,
     )
     return one, draw(LENGTHS)
 
@@ -220,7 +220,7 @@ def lines(draw: st.DrawFn) -> RunnerWorld:
         longest = draw(st.sampled_from([HOUR, 2 * HOUR, 5 * HOUR]))
         length = draw(st.integers(1, 400)) * MINUTE
         queued = NOON - number * MINUTE
-        world.queue(job(number, queued=queued, labels=(f"gpu--{number}",), wanted=wanted(longest=longest)), length)
+        world.queue(job(number, queued=queued, labels=(f"gpu--{number}",), spec=wanted(longest=longest)), length)
     return world
 
 
@@ -243,7 +243,7 @@ def test_nobody_is_delayed_by_who_is_behind(world: RunnerWorld, seed: int) -> No
         if chance.random() < 0.2:
             number += 1
             what = wanted(longest=chance.choice([HOUR / 2, HOUR, 5 * HOUR]))
-            world.queue(job(number, queued=world.now, labels=(f"gpu--{number}",), wanted=what), HOUR / 3)
+            world.queue(job(number, queued=world.now, labels=(f"gpu--{number}",), spec=what), HOUR / 3)
         world.tick(world.now + 2 * MINUTE, 5 * MINUTE, MINUTE, chance.choice)
         assume(not world.refused)  # admission may choose another lane for one than the plan had in mind
 
@@ -256,7 +256,7 @@ def test_nobody_starves(seed: int, gpus: int) -> None:
     world = RunnerWorld(site_runners(), lanes_of("v100", [[1, 1, 1]]))
     world.extra["used"] = {"acme/heavy": 10_000.0}
     big = wanted(ServerChoice("v100", "v100.n", "ubuntu", gpus))
-    world.queue(job("heavy", "acme/heavy", labels=("big",), wanted=big), HOUR)
+    world.queue(job("heavy", "acme/heavy", labels=("big",), spec=big), HOUR)
     number = 0
     while not world.ran["github.com/heavy"]:
         assert world.now < NOON + 16 * HOUR
@@ -270,13 +270,13 @@ def test_nobody_starves(seed: int, gpus: int) -> None:
 
 
 def can_run(world: RunnerWorld, one: Job) -> bool:
-    assert one.wanted is not None
+    assert one.spec is not None
     rules = world.site.rules(one.repository, one.scale_set)
     caps = [world.site.most, world.site.sets["cuda"].most if one.scale_set else None]
     caps += [rules.most if rules.origins.get("most", "").startswith("repository") else None]
     return any(
         has_host(world.lanes[choice.pool], choice) and all(cap is None or choice.gpus <= cap for cap in caps)
-        for choice in one.wanted.choices
+        for choice in one.spec.choices
     )
 
 

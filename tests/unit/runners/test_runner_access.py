@@ -86,7 +86,7 @@ def test_decisions_of_a_community(
 ) -> None:
     answer = resolve(job(repository, f"{label}--4711", actor=user, event=event), site_of(), community(), people())
     assert (answer.ruling, says in answer.reason) == (ruling, True), answer.reason
-    assert (answer.wanted is not None) is (ruling is G)
+    assert (answer.spec is not None) is (ruling is G)
     assert bool(answer.reason) is (ruling is not G)
     assert answer.steps[-1].ok is (ruling is G)
 
@@ -103,17 +103,17 @@ def test_what_is_granted_is_what_the_file_and_the_site_say() -> None:
     site = site_of(longest="2 h", priority=3, repositories={"geo-forge/geo*": {"longest": "8 h", "preemptible": True}})
     image = "ubuntu-2404-nvidia-20260914"
     answer = resolve(job("autotick-test-feedstock", DOUBLE), site, community(), people())
-    assert answer.wanted is not None
-    assert (answer.wanted.kind, answer.wanted.longest, answer.wanted.priority) == (DOUBLE, timedelta(hours=2), 3)
-    assert answer.wanted.choices == (
+    assert answer.spec is not None
+    assert (answer.spec.kind, answer.spec.longest, answer.spec.priority) == (DOUBLE, timedelta(hours=2), 3)
+    assert answer.spec.choices == (
         ServerChoice("v100", "gpu_2xlarge", image), ServerChoice("v100", "gpu_4xlarge", image),
     )  # fmt: skip
-    assert not answer.wanted.preemptible
-    pair = resolve(job("jitmaps-feedstock", PAIR), site, community(), people()).wanted
+    assert not answer.spec.preemptible
+    pair = resolve(job("jitmaps-feedstock", PAIR), site, community(), people()).spec
     assert pair is not None
     assert pair.choices == (ServerChoice("v100", "gpu_pair", image, 2, same_group=True),)
     assert pair.preemptible  # by its own word
-    own = resolve(job("geotorch-feedstock", DOUBLE), site, community(), people()).wanted
+    own = resolve(job("geotorch-feedstock", DOUBLE), site, community(), people()).spec
     assert own is not None
     assert (own.longest, own.preemptible) == (timedelta(hours=8), True)  # by the site's
 
@@ -141,7 +141,7 @@ def test_github_is_asked_for_as_little_as_can_be() -> None:
 def test_what_github_does_not_say_now_is_asked_again_and_refused_by_nobody() -> None:
     down = people().gone()
     unknown = resolve(job("autotick-test-feedstock", LARGE), site_of(), community(), down)
-    assert (unknown.ruling, unknown.wanted) == (U, None)
+    assert (unknown.ruling, unknown.spec) == (U, None)
     assert unknown.reason == "policy 'autotick-test-policy' (line 3): GitHub does not answer"
     assert resolve(job("build-tools-feedstock", LARGE, event="pull_request"), site_of(), community(), down).ruling is R
     assert resolve(job("autotick-test-feedstock", LARGE, trust=None), site_of(), community(), people()).ruling is G
@@ -218,14 +218,14 @@ def test_nothing_goes_beyond_the_site(asked: dict[str, object], site: dict[str, 
 def test_ways_that_the_site_does_not_serve_are_left_out_with_a_notice() -> None:
     answer = resolve(job("a", "cirun-mine"), site_of(), own(instance_type="[gpu_huge, gpu_pair]"), People())
     assert answer.ruling is G
-    assert [choice.flavor for choice in answer.wanted.choices] == ["gpu_pair"]  # type: ignore[union-attr]
+    assert [choice.flavor for choice in answer.spec.choices] == ["gpu_pair"]  # type: ignore[union-attr]
     assert answer.notices == ("the site has no flavor 'gpu_huge'",)
 
 
 def test_novas_name_of_a_flavor_of_whole_groups_means_the_sites() -> None:
     answer = resolve(job("a", "cirun-mine"), site_of(), own(instance_type="[gpu_pair-b, gpu_pair-a]"), People())
-    assert answer.wanted is not None
-    assert [(choice.flavor, choice.gpus) for choice in answer.wanted.choices] == [("gpu_pair", 2)]
+    assert answer.spec is not None
+    assert [(choice.flavor, choice.gpus) for choice in answer.spec.choices] == [("gpu_pair", 2)]
     assert resolve(job("a", "cirun-mine"), site_of(), own(instance_type="gpu_large-a"), People()).ruling is R
 
 
@@ -244,18 +244,18 @@ runners:
   - {name: b, cloud: openstack, instance_type: gpu_pair, machine_image: two, labels: [CIRUN-X]}
 """
     answer = resolve(job("a", "Cirun-X--7"), site_of(), read(RepositoryFiles(text)), People())
-    assert answer.wanted is not None
-    assert [(choice.flavor, choice.image) for choice in answer.wanted.choices] == [
+    assert answer.spec is not None
+    assert [(choice.flavor, choice.image) for choice in answer.spec.choices] == [
         ("gpu_large", "one"),
         ("gpu_pair", "two"),
     ]
-    assert answer.wanted.kind == "a"
-    assert not answer.wanted.preemptible  # one of the ways is not
+    assert answer.spec.kind == "a"
+    assert not answer.spec.preemptible  # one of the ways is not
     assert answer.notices == ("runners of aws with the same labels are left alone",)
     both = resolve(job("a", "cirun-x", "big"), site_of(), read(RepositoryFiles(text)), People())
-    assert both.wanted is not None
-    assert [choice.flavor for choice in both.wanted.choices] == ["gpu_large"]
-    assert both.wanted.preemptible
+    assert both.spec is not None
+    assert [choice.flavor for choice in both.spec.choices] == ["gpu_large"]
+    assert both.spec.preemptible
 
 
 @pytest.mark.parametrize(
@@ -338,9 +338,9 @@ def test_scale_sets_are_the_sites_and_policies_may_only_allow_less() -> None:
     site = site_of(sets=SETS, allowed={"flavors": ["gpu_xlarge"]})
     one = job("a", "gpuyard-v100", scale_set="gpuyard-v100")
     answer = resolve(one, site, Configuration(), People())
-    assert answer.wanted is not None
-    assert (answer.wanted.kind, answer.wanted.longest) == ("gpuyard-v100", timedelta(hours=1))
-    assert [(way.flavor, way.image) for way in answer.wanted.choices] == [
+    assert answer.spec is not None
+    assert (answer.spec.kind, answer.spec.longest) == ("gpuyard-v100", timedelta(hours=1))
+    assert [(way.flavor, way.image) for way in answer.spec.choices] == [
         ("gpu_large", "a"), ("gpu_large", "b"), ("gpu_pair", "a"), ("gpu_pair", "b"),
     ]  # fmt: skip
     assert resolve(one, site, community(), people()).ruling is G  # which does not name it

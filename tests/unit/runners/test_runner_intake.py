@@ -26,7 +26,7 @@ from gpuyard.runners.records import (
     RunnerEvent,
     RunnerState,
     ServerChoice,
-    Wanted,
+    ServerSpec,
 )
 from gpuyard.runners.resolve import Ruling
 from gpuyard.runners.store import RunnerStore
@@ -35,7 +35,7 @@ NOW = datetime(2026, 11, 22, 10, tzinfo=UTC)
 CHOICE = ServerChoice("v100", "gpu_tiny", "runner")
 RUNNER = Runner(
     name="ours", state=RunnerState.IDLE, scope="demo", repository="", labels=("self-hosted", "cirun-gpu"),
-    wanted=Wanted("gpu", (CHOICE,), timedelta(hours=1)), choice=CHOICE, created=NOW, changed=NOW,
+    spec=ServerSpec("gpu", (CHOICE,), timedelta(hours=1)), choice=CHOICE, created=NOW, changed=NOW,
 )  # fmt: skip
 ENROLMENT = SimpleNamespace(url="https://github.com", includes=lambda name: name.startswith("demo/"))
 
@@ -113,7 +113,7 @@ def test_a_job_that_got_a_runner_before_it_was_decided_is_decided(store: RunnerS
 def test_a_job_that_github_gave_to_a_runner_with_more_labels_is_decided_again(store: RunnerStore) -> None:
     """It may have the small runners that all have the label of; this one is for others, and not for forks."""
     small = Job("github.com/1", "demo/x", ("self-hosted",), JobState.QUEUED, NOW, "demo")
-    small = replace(small, wanted=replace(RUNNER.wanted, kind="small"))
+    small = replace(small, spec=replace(RUNNER.spec, kind="small"))
     store.put_job(small)
     job = began(store, ["self-hosted"])
     assert job is not None
@@ -122,11 +122,11 @@ def test_a_job_that_github_gave_to_a_runner_with_more_labels_is_decided_again(st
 
 def test_a_job_on_another_runner_of_its_own_kind_is_not_decided_again(store: RunnerStore) -> None:
     store.put_job(
-        replace(Job("github.com/1", "demo/x", ("cirun-gpu",), JobState.QUEUED, NOW, "demo"), wanted=RUNNER.wanted)
+        replace(Job("github.com/1", "demo/x", ("cirun-gpu",), JobState.QUEUED, NOW, "demo"), spec=RUNNER.spec)
     )
     job = began(store, ["cirun-gpu"])
     assert job is not None
-    assert (job.state, job.wanted) == (JobState.RUNNING, RUNNER.wanted)
+    assert (job.state, job.spec) == (JobState.RUNNING, RUNNER.spec)
 
 
 def test_a_job_that_breaks_us_keeps_nobody_from_the_others(store: RunnerStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_job_that_breaks_us_keeps_nobody_from_the_others(store: RunnerStore, m
 
 
 def test_nobody_takes_the_number_of_another_enrolments_job(store: RunnerStore) -> None:
-    theirs = Job("github.com/1", "other/y", ("gpu",), JobState.QUEUED, NOW, "other", wanted=RUNNER.wanted)
+    theirs = Job("github.com/1", "other/y", ("gpu",), JobState.QUEUED, NOW, "other", spec=RUNNER.spec)
     store.put_job(theirs)
     assert began(store, ["cirun-gpu"]) == theirs
     mine = store.job("github.com/demo/1")

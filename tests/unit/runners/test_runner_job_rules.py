@@ -14,7 +14,7 @@ import pytest
 import gpuyard.runners
 from gpuyard.runners.guest.job_rules import refusal
 from gpuyard.runners.guest_rules import guest_rules
-from gpuyard.runners.records import Runner, RunnerState, ServerChoice, Wanted
+from gpuyard.runners.records import Runner, RunnerState, ServerChoice, ServerSpec
 from gpuyard.site.runner_rules import Enrolment, SiteRunners
 
 GUEST = Path(gpuyard.runners.__file__).parent / "guest"
@@ -45,7 +45,7 @@ def rules(forks: str = "never", *, repository: str = "", run: int = 0, **site: A
     choice = ServerChoice("v100", "gpu_tiny", "tiny", 1, False)
     runner = Runner(
         name="r", state=RunnerState.REQUESTED, scope="codertocat", repository=repository, labels=("gpu",),
-        wanted=Wanted("gpu", (choice,), timedelta(hours=1)), choice=choice, created=NOW, changed=NOW,
+        spec=ServerSpec("gpu", (choice,), timedelta(hours=1)), choice=choice, created=NOW, changed=NOW,
     )  # fmt: skip
     told: dict[str, Any] = json.loads(guest_rules(runner, enrolment, SiteRunners.model_validate(stated), run))
     return told

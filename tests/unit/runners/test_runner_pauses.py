@@ -13,7 +13,7 @@ import pytest
 from gpuyard.runners.cirun.records import CirunFile
 from gpuyard.runners.controllers import repositories
 from gpuyard.runners.controllers.pauses import FIRST_NO_ROOM, LONGEST_GITHUB, LONGEST_NO_ROOM, Pauses
-from gpuyard.runners.records import Runner, RunnerState, ServerChoice, Wanted
+from gpuyard.runners.records import Runner, RunnerState, ServerChoice, ServerSpec
 from gpuyard_lab.github.records import JobOrder
 from tests.support.runner_world import lease as leased
 from tests.support.simulated_runners import Clock, Mishaps, SimulatedRunners, cirun_repository
@@ -106,7 +106,9 @@ def test_a_runner_names_the_gpus_that_it_has_and_not_all_of_their_group(tmp_path
     controller, now = world.runners.controller, world.clock()
     lane = next(lane for lane in world.ledger.lanes("v100") if lane.size > 1)
     one = ServerChoice("v100", "gpu_tiny", "tiny")
-    runner = Runner("r1", RunnerState.CREATING, "demo", "", (), Wanted("v100", (one,), HOUR), one, now, now, lease="l1")
+    runner = Runner(
+        "r1", RunnerState.CREATING, "demo", "", (), ServerSpec("v100", (one,), HOUR), one, now, now, lease="l1"
+    )
     for choice, gpus in ((one, 1), (replace(one, gpus=lane.size, same_group=True), lane.size)):
         mine = replace(runner, choice=choice)
         lease = replace(leased(mine, now + HOUR, (lane.id,)), claimed=now)

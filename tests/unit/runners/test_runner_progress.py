@@ -10,14 +10,14 @@ import pytest
 from gpuyard.nova.server_states import SeenServer
 from gpuyard.runners.console import Console, GpuVerdict, JobProgress
 from gpuyard.runners.progress import GRACE, Patience, RunnerObservation, progress
-from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, Wanted
+from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, ServerSpec
 
 NOW = datetime(2026, 11, 22, 10, tzinfo=UTC)
 PATIENCE = Patience(boot=timedelta(minutes=15), register=timedelta(minutes=10))
 CHOICE = ServerChoice("v100", "gpu_tiny", "runner")
 CREATING = Runner(
     name="r", state=RunnerState.CREATING, scope="demo", repository="demo/science", labels=("gpu",),
-    wanted=Wanted("gpu", (CHOICE,), timedelta(hours=1)), choice=CHOICE, created=NOW, changed=NOW, server_id="s",
+    spec=ServerSpec("gpu", (CHOICE,), timedelta(hours=1)), choice=CHOICE, created=NOW, changed=NOW, server_id="s",
 )  # fmt: skip
 REGISTERING = replace(CREATING, state=RunnerState.REGISTERING, active=NOW)
 IDLE = replace(REGISTERING, state=RunnerState.IDLE, online=NOW)

@@ -57,7 +57,7 @@ from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.runtime.control_loops import Loop
 from gpuyard.runtime.leader_roles import BOOKINGS
 from gpuyard.runtime.problems import RunProblems
-from gpuyard.runtime.signal import Signal
+from gpuyard.runtime.wake_signal import WakeSignal
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.objects import bookings_mark, gpu_resources, runner_flavors
 from gpuyard.site.schema import Pool
@@ -118,7 +118,7 @@ class BookingController:
         self._kept_back, self._clean = kept_back, clean
         self.sight: CloudObservation | None = None
         """The cloud as the last run saw it."""
-        self.observed = Signal()
+        self.observed = WakeSignal()
         """Sent when `sight` is new."""
         acceptance = site.health.acceptance if site.health else None
         self._own = {acceptance.project} if acceptance and acceptance.project else set()

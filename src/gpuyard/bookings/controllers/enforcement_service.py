@@ -35,7 +35,7 @@ from gpuyard.database.errors import StoreError
 from gpuyard.model.booking import Answer, Booking, Reason
 from gpuyard.model.errors import UsageError
 from gpuyard.runtime.control_loops import Loop
-from gpuyard.runtime.signal import Signal
+from gpuyard.runtime.wake_signal import WakeSignal
 from gpuyard.site.accounting_rules import ExternalEnforcement
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.encoding import pool_class
@@ -89,7 +89,7 @@ class EnforcementService:
         self._client, self._rules, self._words = client, rules, words
         self._ledger, self._records = ledger, ledger.upkeep.records
         self._now = now
-        self.wake = Signal()
+        self.wake = WakeSignal()
         """Sent when there is something to take back."""
 
     @contextmanager

@@ -107,16 +107,18 @@ def _install_reading(
     app: FastAPI, ledger: Ledger, authenticator: Authenticator, rows: BookingRows, shown: Shown
 ) -> None:
     @app.get("/v1/bookings", tags=[TAG], responses=responses(headers=False))
-    def list_bookings(request: Request, who: Who, wanted: Annotated[BookingFilter, Query()]) -> BookingList:
+    def list_bookings(request: Request, who: Who, filters: Annotated[BookingFilter, Query()]) -> BookingList:
         """Bookings and holds, of everybody, by start."""
         bookings: list[Booking] = []
-        for query in _queries(wanted, who, authenticator):
-            bookings += ledger.find(query, wanted.limit, wanted.marker)
-        bookings = sorted(bookings, key=lambda booking: (booking.ask.start, booking.id))[: wanted.limit]
-        if wanted.user or wanted.project:  # or a search, and the link to its next page, would tell whose the others are
+        for query in _queries(filters, who, authenticator):
+            bookings += ledger.find(query, filters.limit, filters.marker)
+        bookings = sorted(bookings, key=lambda booking: (booking.ask.start, booking.id))[: filters.limit]
+        if (
+            filters.user or filters.project
+        ):  # or a search, and the link to its next page, would tell whose the others are
             bookings = [booking for booking in bookings if rows.shows(who, booking)]
         links = []
-        if len(bookings) == wanted.limit:
+        if len(bookings) == filters.limit:
             query_string = [(name, value) for name, value in request.query_params.multi_items() if name != "marker"]
             following = urlencode([*query_string, ("marker", bookings[-1].id)])
             links = [Link(rel="next", href=f"/v1/bookings?{following}")]

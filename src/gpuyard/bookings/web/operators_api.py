@@ -124,9 +124,9 @@ def install(app: FastAPI, ledger: Ledger, rows: BookingRows) -> None:
         return BookingList(bookings=list(map(rows.of(who), made)))
 
     @app.post("/v1/troubles", tags=[TAG], responses=responses(409, headers=False))
-    def expect_back(who: Who, said: BackAsk) -> Troubles:
+    def expect_back(who: Who, body: BackAsk) -> Troubles:
         """Say when GPUs that cannot be used now will be back: they can be booked from then on; for admins."""
-        return _troubles(ledger.expect_back(said.gpus, said.back, who.person))
+        return _troubles(ledger.expect_back(body.gpus, body.back, who.person))
 
     @app.get("/v1/troubles", tags=[TAG], responses=responses(headers=False))
     def list_troubles(who: Who) -> Troubles:
@@ -145,14 +145,14 @@ def install(app: FastAPI, ledger: Ledger, rows: BookingRows) -> None:
         return Findings(findings=[FindingRow(**finding.as_dict()) for finding in findings])
 
     @app.get("/v1/audit", tags=["operation"], responses=responses(headers=False))
-    def audit(request: Request, who: Who, wanted: Annotated[AuditFilter, Query()]) -> Audit:
+    def audit(request: Request, who: Who, filters: Annotated[AuditFilter, Query()]) -> Audit:
         """Who did what by which rule; for admins."""
         require(who.person, Verb.ADMINISTER)
-        query = AuditQuery(wanted.user, wanted.target, wanted.pool, wanted.project, wanted.start, wanted.end)
-        records = ledger.audit(wanted.limit, wanted.before, query)
+        query = AuditQuery(filters.user, filters.target, filters.pool, filters.project, filters.start, filters.end)
+        records = ledger.audit(filters.limit, filters.before, query)
         entries = [AuditRow.model_validate(entry, from_attributes=True) for entry in records]
         links = []
-        if len(entries) == wanted.limit:
+        if len(entries) == filters.limit:
             query_string = [(name, value) for name, value in request.query_params.multi_items() if name != "before"]
             links = [Link(rel="next", href=f"/v1/audit?{urlencode([*query_string, ('before', entries[-1].id)])}")]
         return Audit(entries=entries, links=links)

@@ -20,7 +20,7 @@ from gpuyard.health.store import HealthStore
 from gpuyard.health.store.tries import TryStore
 from gpuyard.model.booking import Lane, Person
 from gpuyard.model.errors import BlockedError
-from gpuyard.runtime.signal import Signal
+from gpuyard.runtime.wake_signal import WakeSignal
 
 LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 ABLE = frozenset({HealthState.FINE, HealthState.TO_ACCEPT})
@@ -49,7 +49,7 @@ class AcceptanceService:
 
     def __init__(self, store: HealthStore, tries: TryStore, ledger: Ledger, now: Callable[[], datetime]) -> None:
         self._store, self.tries, self._ledger, self._now = store, tries, ledger, now
-        self.wake = Signal()
+        self.wake = WakeSignal()
         """Sent when there is something to do."""
 
     def ask(

@@ -47,7 +47,7 @@ from gpuyard.openstack.host_maintenance import MaintenanceCloud
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.runtime.control_loops import Loop
 from gpuyard.runtime.leader_roles import BOOKINGS
-from gpuyard.runtime.signal import Signal
+from gpuyard.runtime.wake_signal import WakeSignal
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.health_rules import SiteHealth
 from gpuyard.site.objects import bookings_mark
@@ -92,7 +92,7 @@ class HealthController:
         self._faults = FaultTeller(
             service.store, ledger, bookings.cases.addresses, bookings.bookings_of, runners, now, service.verdicts
         )
-        self.kept_back_others = Signal()
+        self.kept_back_others = WakeSignal()
         """Sent when other GPUs are kept back than before."""
         self.asked: tuple[str, ...] = ()
         """GPUs for which a person must decide, as of the last run."""
@@ -220,7 +220,7 @@ class Watched:
     """None: the site does not ask guests how their GPUs are."""
     acceptance: OpenedAcceptance | None
     """None: the site has no project for servers that accept GPUs."""
-    held: Signal = field(default_factory=Signal)
+    held: WakeSignal = field(default_factory=WakeSignal)
     """Sent when other GPUs are kept back than before, and those are held: to wake who has servers on them."""
 
     @property

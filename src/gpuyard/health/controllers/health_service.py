@@ -36,7 +36,7 @@ from gpuyard.model.errors import BlockedError, GpuyardError
 from gpuyard.model.host_report import LinkReport
 from gpuyard.model.moments import minute_text
 from gpuyard.model.signals import SIGNALS, Judgement, Source
-from gpuyard.runtime.signal import Signal
+from gpuyard.runtime.wake_signal import WakeSignal
 from gpuyard.site.health_rules import SiteHealth
 
 LENT_FROM = frozenset({HealthState.QUARANTINED, HealthState.IN_REPAIR})
@@ -82,7 +82,7 @@ class HealthService:
         self.store, self.rules, self.now = store, rules, now
         self.verdicts = SignalVerdicts(rules)
         """The verdicts on signals of this site."""
-        self.wake = Signal()
+        self.wake = WakeSignal()
         """Sent after every change."""
         self.maintenances = MaintenanceStore(store.database)
         self._ledger = ledger

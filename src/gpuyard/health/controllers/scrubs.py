@@ -28,7 +28,7 @@ from gpuyard.model.gpu import Gpu, provider_name
 from gpuyard.model.scrub import ScrubOrder, ScrubResult
 from gpuyard.runtime.control_loops import Loop
 from gpuyard.runtime.leader_roles import BOOKINGS
-from gpuyard.runtime.signal import Signal
+from gpuyard.runtime.wake_signal import WakeSignal
 
 LOG = logging.getLogger(__name__)
 EVENTS = 200
@@ -51,7 +51,7 @@ class ScrubService:
         """`gpus`: all of the site. `once`: pools whose GPUs are used once."""
         self._service, self._store, self._ledger = service, service.store, ledger
         self._rules, self._new_id = service.rules.scrub, new_id
-        self.cleaned = Signal()
+        self.cleaned = WakeSignal()
         """Sent when a GPU has come back clean: somebody may wait for it."""
         self._slots, self.pools = slots_of(gpus), frozenset(once)
         self.hosts = frozenset(gpu.host for gpu in gpus)

@@ -79,10 +79,10 @@ def install(app: FastAPI, service: AcceptanceService | None) -> None:
         return service
 
     @app.post(PATH, tags=[TAG], status_code=202, responses=responses(409, headers=False))
-    def accept_gpus(who: Who, wanted: AcceptanceRequest) -> AcceptanceList:
+    def accept_gpus(who: Who, body: AcceptanceRequest) -> AcceptanceList:
         """Start a server on each slot, check its GPUs there, and keep what came of it. For admins."""
         require(who.person, Verb.REPAIR)
-        result = acceptance().ask(wanted.targets, who.person, canary=wanted.canary, fresh=wanted.fresh)
+        result = acceptance().ask(body.targets, who.person, canary=body.canary, fresh=body.fresh)
         left_out = [LeftOut(gpu=gpu, reason=reason) for gpu, reason in result.left_out.items()]
         return AcceptanceList(tries=[_row(attempt) for attempt in result.tries], left_out=left_out)
 

@@ -110,9 +110,9 @@ def install(
 
 def _install_reading(app: FastAPI, book: HealthReader) -> None:
     @app.get("/v1/health", tags=[TAG], responses=responses(headers=False))
-    def list_health(who: Who, wanted: Annotated[HealthFilter, Query()]) -> HealthList:
+    def list_health(who: Who, filters: Annotated[HealthFilter, Query()]) -> HealthList:
         """How every GPU is: its state, since when and why, and when its host was last heard."""
-        return HealthList(gpus=[row for row in book.rows(who) if wanted.matches(row)])
+        return HealthList(gpus=[row for row in book.rows(who) if filters.matches(row)])
 
     @app.get(GPU, tags=[TAG], responses=responses(404, headers=False))
     def show_health(host: Host, address: Address, who: Who, page: Annotated[RecordPage, Query()]) -> GpuRecord:
@@ -150,9 +150,9 @@ def _install_steps(app: FastAPI, book: HealthReader, service: HealthService) -> 
             summary=summary,
             responses=responses(404, 409, headers=False),
         )
-        def handle(host: Host, address: Address, who: Who, said: RepairComment) -> HealthRow:
+        def handle(host: Host, address: Address, who: Who, body: RepairComment) -> HealthRow:
             require(who.person, Verb.REPAIR)
-            step(f"{host}/{address}", said.comment, who.person)
+            step(f"{host}/{address}", body.comment, who.person)
             return book.row(f"{host}/{address}", who)
 
     @app.post(f"{GPU}/repair/start", tags=[TAG], responses=responses(404, 409, headers=False))
@@ -177,20 +177,20 @@ def _install_steps(app: FastAPI, book: HealthReader, service: HealthService) -> 
 
 def _install_loans(app: FastAPI, book: HealthReader, service: HealthService, people: People, rows: BookingRows) -> None:
     @app.post(f"{GPU}/repair/lend", tags=[TAG], responses=responses(404, 409, headers=False))
-    def lend_gpu(host: Host, address: Address, who: Who, wanted: RepairLoan) -> LentGpu:
+    def lend_gpu(host: Host, address: Address, who: Who, body: RepairLoan) -> LentGpu:
         """Let members of the site's project for repairs start a server on a GPU that is out of use. For admins."""
         require(who.person, Verb.REPAIR)
         rules = service.rules.repair
         if rules is None:
             text = "the site file names no project for repairs: say it as 'project' of 'repair' under 'health'"
             raise BlockedError(text)
-        gpu, until = f"{host}/{address}", service.now() + timedelta(minutes=wanted.minutes)
-        loan = service.lend(gpu, until, wanted.comment, who.person, acting_for(who, rules.project, people))
+        gpu, until = f"{host}/{address}", service.now() + timedelta(minutes=body.minutes)
+        loan = service.lend(gpu, until, body.comment, who.person, acting_for(who, rules.project, people))
         return LentGpu(gpu=book.row(gpu, who), loan=rows.of(who, loan.ask.pool)(loan))
 
     @app.post(f"{GPU}/repair/return", tags=[TAG], responses=responses(404, 409, headers=False))
-    def take_gpu_back(host: Host, address: Address, who: Who, said: RepairStart) -> HealthRow:
+    def take_gpu_back(host: Host, address: Address, who: Who, body: RepairStart) -> HealthRow:
         """It is lent no more. For admins."""
         require(who.person, Verb.REPAIR)
-        service.take_back(f"{host}/{address}", said.comment, who.person)
+        service.take_back(f"{host}/{address}", body.comment, who.person)
         return book.row(f"{host}/{address}", who)

@@ -77,10 +77,10 @@ def _install_steps(app: FastAPI, service: MaintenanceService) -> None:
         return maintenance_answer(question.host, service.forecast(question.host, question.start, question.end))
 
     @app.post(f"{ONE}/start", tags=[TAG], responses=responses(404, 409, headers=False))
-    def start_maintenance(id: Id, who: Who, said: MaintenanceSaid) -> MaintenanceRow:
+    def start_maintenance(id: Id, who: Who, body: MaintenanceSaid) -> MaintenanceRow:
         """Begin before its time, or work again on a host that is being checked. For admins."""
         require(who.person, Verb.REPAIR)
-        return maintenance_row(service.view(service.start(id, said.comment, who.person).id))
+        return maintenance_row(service.view(service.start(id, body.comment, who.person).id))
 
     @app.post(f"{ONE}/allow", tags=[TAG], responses=responses(404, 409, headers=False))
     def allow_servers(id: Id, who: Who, permission: MaintenancePermission) -> MaintenanceRow:
@@ -89,20 +89,20 @@ def _install_steps(app: FastAPI, service: MaintenanceService) -> None:
         return maintenance_row(service.view(service.allow(id, permission.servers, permission.comment, who.person).id))
 
     @app.post(f"{ONE}/done", tags=[TAG], responses=responses(404, 409, headers=False))
-    def end_maintenance(id: Id, who: Who, said: MaintenanceDone) -> MaintenanceRow:
+    def end_maintenance(id: Id, who: Who, body: MaintenanceDone) -> MaintenanceRow:
         """The work is done: the host is given back when it was heard of and its GPUs are well. For admins."""
         require(who.person, Verb.REPAIR)
-        service.done(id, said.comment, who.person, unchecked=said.unchecked)
+        service.done(id, body.comment, who.person, unchecked=body.unchecked)
         return maintenance_row(service.view(id))
 
     @app.post(f"{ONE}/extend", tags=[TAG], responses=responses(404, 409, headers=False))
-    def extend_maintenance(id: Id, who: Who, said: MaintenanceExtension) -> MaintenanceRow:
+    def extend_maintenance(id: Id, who: Who, body: MaintenanceExtension) -> MaintenanceRow:
         """It is back at another time, later or earlier. For admins."""
         require(who.person, Verb.REPAIR)
-        return maintenance_row(service.view(service.extend(id, said.end, said.comment, who.person).id))
+        return maintenance_row(service.view(service.extend(id, body.end, body.comment, who.person).id))
 
     @app.post(f"{ONE}/cancel", tags=[TAG], responses=responses(404, 409, headers=False))
-    def cancel_maintenance(id: Id, who: Who, said: MaintenanceSaid) -> MaintenanceRow:
+    def cancel_maintenance(id: Id, who: Who, body: MaintenanceSaid) -> MaintenanceRow:
         """It is not needed. For admins."""
         require(who.person, Verb.REPAIR)
-        return maintenance_row(service.view(service.cancel(id, said.comment, who.person).id))
+        return maintenance_row(service.view(service.cancel(id, body.comment, who.person).id))

@@ -73,13 +73,13 @@ class UseFilter(BaseModel):
 
 def install(app: FastAPI, ledger: Ledger, agents: AgentService | None) -> None:
     @app.get("/v1/uses", tags=[TAG], responses=responses(headers=False))
-    def list_uses(who: Who, wanted: Annotated[UseFilter, Query()]) -> UseList:
+    def list_uses(who: Who, filters: Annotated[UseFilter, Query()]) -> UseList:
         """What the GPUs of bookings do that are on now: of one's own, for admins of all."""
         if agents is None:
             return UseList(asked=False, uses=[])
         query = Wanted(
-            id=wanted.booking,
-            user_id=who.person.user_id if wanted.mine or not (who.person.admin or wanted.booking) else "",
+            id=filters.booking,
+            user_id=who.person.user_id if filters.mine or not (who.person.admin or filters.booking) else "",
             kinds=frozenset({BookingKind.BOOKING}),
             states=frozenset({BookingState.ACTIVE}),
         )

@@ -157,12 +157,12 @@ def install(app: FastAPI, sources: InventoryContext) -> None:
         return Version(id="v1", status="CURRENT", version=installed_version(), site=sources.site_name, links=links)
 
     @app.get("/v1/gpus", tags=["gpus"], response_model=GpuList, responses=_responses(422, 503))
-    def list_gpus(request: Request, wanted: Annotated[GpuFilter, Query()]) -> Response:
+    def list_gpus(request: Request, filters: Annotated[GpuFilter, Query()]) -> Response:
         """Every GPU of the site: its state, why, and who has it."""
-        refuse_unknown(wanted, sources.gpus)
+        refuse_unknown(filters, sources.gpus)
         who, others = find_visitor(request), sources.settings.others
         return answer(
-            request, lambda view: gpu_list(view_for(view, others, who), wanted), sight_of_servers(others, who)
+            request, lambda view: gpu_list(view_for(view, others, who), filters), sight_of_servers(others, who)
         )
 
     @app.get("/v1/pools", tags=["gpus"], response_model=PoolList, responses=_responses(503))

@@ -148,7 +148,7 @@ def why(
         raise UsageError("--role, --team and --users say what GitHub would; give --config with files too")
     answers = explain(question, labels or every_label(loaded.site, configuration), loaded.site, configuration, facts)
     _show(question, answers, format_)
-    if not answers or not all(answer.wanted for _, answer in answers):
+    if not answers or not all(answer.spec for _, answer in answers):
         raise typer.Exit(NOT_GRANTED)
 
 
@@ -187,19 +187,19 @@ def _lines(question: Question, answers: Sequence[tuple[str, Resolution]]) -> Ite
 
 
 def _verdict(answer: Resolution) -> str:
-    if answer.wanted is None:
+    if answer.spec is None:
         words = {"refused": "refused", "not-ours": "not gpuyard's job", "unknown": "cannot be told"}
         return f"{words[answer.ruling.value]}: {answer.reason}"
-    wanted = answer.wanted
-    ways = ", or else ".join(f"{choice.flavor} with {choice.image}" for choice in wanted.choices)
-    ends = "a booking may end it" if wanted.preemptible else "no booking ends it"
-    hours = f"{wanted.longest.total_seconds() / 3600:g} h"
-    return f"granted: {ways}; for {hours} at most; priority {wanted.priority}; {ends}"
+    spec = answer.spec
+    ways = ", or else ".join(f"{choice.flavor} with {choice.image}" for choice in spec.choices)
+    ends = "a booking may end it" if spec.preemptible else "no booking ends it"
+    hours = f"{spec.longest.total_seconds() / 3600:g} h"
+    return f"granted: {ways}; for {hours} at most; priority {spec.priority}; {ends}"
 
 
 def _as_data(label: str, answer: Resolution) -> dict[str, Any]:
     """For programs; keys are only ever added."""
-    wanted = answer.wanted
+    spec = answer.spec
     return {
         "label": label,
         "ruling": answer.ruling.value,
@@ -207,13 +207,13 @@ def _as_data(label: str, answer: Resolution) -> dict[str, Any]:
         "notices": list(answer.notices),
         "steps": [{"ok": step.ok, "text": step.text} for step in answer.steps],
         "wanted": None
-        if wanted is None
+        if spec is None
         else {
-            "kind": wanted.kind,
-            "choices": [vars(choice) for choice in wanted.choices],
-            "longest_s": int(wanted.longest.total_seconds()),
-            "priority": wanted.priority,
-            "preemptible": wanted.preemptible,
+            "kind": spec.kind,
+            "choices": [vars(choice) for choice in spec.choices],
+            "longest_s": int(spec.longest.total_seconds()),
+            "priority": spec.priority,
+            "preemptible": spec.preemptible,
         },
     }
 

@@ -120,4 +120,4 @@ class Pauses:
 
 
 def idle_kind(runner: Runner) -> IdleKind:
-    return runner.scope, runner.for_repository, runner.scale_set, runner.wanted.kind
+    return runner.scope, runner.for_repository, runner.scale_set, runner.spec.kind

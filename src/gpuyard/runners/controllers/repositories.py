@@ -213,7 +213,7 @@ class Repositories:
 
     def _is_likely_ours(self, job: Job, together: Configuration) -> bool:
         """Decide by what is known without asking GitHub about the job's repository."""
-        if job.scale_set or job.wanted or meant_for_cirun(job.labels):
+        if job.scale_set or job.spec or meant_for_cirun(job.labels):
             return True
         if any(runner.ours and fits(job.labels, runner.labels) for runner in together.shared.runners):
             return True
@@ -311,7 +311,7 @@ class _People:
 def with_answer(job: Job, answer: Resolution) -> Job:
     """Return the job with what was decided about it."""
     if answer.ruling is Ruling.GRANTED:
-        return replace(job, wanted=answer.wanted, reason="; ".join(answer.notices))
+        return replace(job, spec=answer.spec, reason="; ".join(answer.notices))
     if answer.ruling is Ruling.REFUSED:
-        return replace(job, state=JobState.REFUSED, wanted=None, reason=answer.reason)
+        return replace(job, state=JobState.REFUSED, spec=None, reason=answer.reason)
     return replace(job, reason=answer.reason)

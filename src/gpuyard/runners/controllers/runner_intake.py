@@ -69,7 +69,7 @@ class JobIntake:
                 pass
         begun = [job for job in self._live.records().jobs if job.state is not JobState.HELD]
         self._fits = {job.id: job.runner for job in begun if self._fits.get(job.id) == job.runner != ""}
-        open_jobs = [job for job in begun if (self._is_to_decide(job) if job.wanted is None else self._is_astray(job))]
+        open_jobs = [job for job in begun if (self._is_to_decide(job) if job.spec is None else self._is_astray(job))]
         now = self._now()
         due = [job for job in open_jobs if self._again.get(job.id, (0, now))[1] <= now]
         for _ in self._executor.map(carried(self._settle), due):
@@ -163,7 +163,7 @@ class JobIntake:
         if job.state is not JobState.RUNNING or job.scale_set or self._fits.get(job.id) == job.runner:
             return False
         runner = self._taken(job)
-        if runner is None or job.wanted is None or runner.wanted.kind != job.wanted.kind:
+        if runner is None or job.spec is None or runner.spec.kind != job.spec.kind:
             return runner is not None
         self._fits[job.id] = job.runner
         return False
@@ -193,7 +193,7 @@ class JobIntake:
         return Ruling.REFUSED, replace(job, state=JobState.REFUSED, reason=reason)
 
     def _settle(self, job: Job) -> None:
-        astray = job.wanted is not None
+        astray = job.spec is not None
         enrolment = self._site.enrolment(job.scope)
         if enrolment is not None and enrolment.includes(job.repository):
             self._heard(job.scope, job.repository, None)
@@ -220,13 +220,13 @@ class JobIntake:
 
         def decided(now: Job) -> Job:
             moved = (now.state, now.runner) != (job.state, job.runner)
-            if now.state in DONE or not self._is_to_decide(now) or (now.wanted is not None and (moved or not astray)):
+            if now.state in DONE or not self._is_to_decide(now) or (now.spec is not None and (moved or not astray)):
                 return now
             state = JobState.REFUSED if ruling is Ruling.REFUSED else now.state
             return replace(
                 now,
                 state=state,
-                wanted=settled.wanted if ruling is not Ruling.UNKNOWN else now.wanted,
+                spec=settled.spec if ruling is not Ruling.UNKNOWN else now.spec,
                 reason=reason,
                 event=settled.event,
                 actor=settled.actor,

@@ -31,7 +31,7 @@ from gpuyard.runners.github.scale_sets import ScaleSetClient
 from gpuyard.runners.records import JobState
 from gpuyard.runners.store import RunnerStore
 from gpuyard.runtime.control_loops import Loop
-from gpuyard.runtime.signal import Signal
+from gpuyard.runtime.wake_signal import WakeSignal
 from gpuyard.runtime.worker_pool import WorkerPool
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.runner_rules import Enrolment
@@ -74,7 +74,7 @@ class Runners:
         """`executor` makes one of a name that does so many things at once. `portal`: its address, for links to
         jobs."""
         self._now = now
-        self.webhook_stored = Signal()
+        self.webhook_stored = WakeSignal()
         """To be sent after a webhook was written down."""
         self._executors = [executor("runners", CREW), executor("jobs", ASKERS)]
         self.site, self.doors = site, doors

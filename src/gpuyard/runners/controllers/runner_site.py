@@ -14,8 +14,8 @@ from gpuyard.model.booking import Lane
 from gpuyard.model.errors import UsageError
 from gpuyard.runners.guest_rules import guest_rules
 from gpuyard.runners.progress import Patience
-from gpuyard.runners.records import Runner, ScaleSetState, ServerChoice, Wanted
-from gpuyard.runners.resolve import as_runner, served, wanted_of
+from gpuyard.runners.records import Runner, ScaleSetState, ServerChoice, ServerSpec
+from gpuyard.runners.resolve import as_runner, served, server_spec
 from gpuyard.runners.view import SetDemand
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.encoding import slot_trait
@@ -144,8 +144,8 @@ class RunnerSite:
             for state in [states_by_set.get((scope, label), ScaleSetState(scope, label))]
         ]
 
-    def set_wanted(self, label: str) -> Wanted:
+    def set_wanted(self, label: str) -> ServerSpec:
         """Return the servers that runners of a scale set get, before it is known whose job they get."""
         ways = as_runner(label, self.runners.sets[label]).ways
         choices, _ = served(ways, self.compiled.site, ask_allowed=False)
-        return wanted_of(label, choices, self.runners.rules("", label))
+        return server_spec(label, choices, self.runners.rules("", label))

@@ -60,7 +60,7 @@ from gpuyard.runners.view import (
 )
 from gpuyard.runtime.leader_roles import RUNNERS
 from gpuyard.runtime.problems import RunProblems
-from gpuyard.runtime.signal import Signal
+from gpuyard.runtime.wake_signal import WakeSignal
 from gpuyard.runtime.worker_pool import WorkerPool
 from gpuyard.site.runner_rules import CPU
 
@@ -125,9 +125,9 @@ class RunnerController:
         """`workers` makes one that calls its argument after each piece of work. `configurations`: repositories'
         configurations when they were last read, by enrolment and ``owner/name``."""
         self.site, self.doors, self._now = site, doors, now
-        self.wake = Signal()
+        self.wake = WakeSignal()
         """Sent when another run of the loop has something to do; A_JOB is the reason that concerns the intake, too."""
-        self.planned_anew = Signal()
+        self.planned_anew = WakeSignal()
         """Sent after each plan, when what scale sets can have may have changed."""
         self.overview = RunnerOverviewCache()
         self.book = JobRepository(doors.store, now, lambda: self.wake(A_JOB))
@@ -347,7 +347,7 @@ class RunnerController:
 
     def _idle(self, now: datetime) -> list[IdleRunners]:
         wished = idle_runners(self.site.compiled.site, self._configurations(), self._last_job, now)
-        kinds = {(wish.scope, wish.repository, wish.scale_set, wish.wanted.kind): wish for wish in wished}
+        kinds = {(wish.scope, wish.repository, wish.scale_set, wish.spec.kind): wish for wish in wished}
         pauses = self._pauses.idle_until(kinds)
         return [replace(wish, not_before=pauses.get(kind)) for kind, wish in kinds.items()]
 
@@ -361,7 +361,7 @@ class RunnerController:
     def _note_job(self, runner: Runner) -> None:
         if runner.busy is not None and self._last_jobs is not None:
             for where in {"", runner.for_repository.lower(), runner.repository.lower()}:
-                self._last_jobs[where, runner.wanted.kind] = runner.busy
+                self._last_jobs[where, runner.spec.kind] = runner.busy
 
     def _rooms(self, runners: Sequence[Runner], now: datetime) -> Mapping[str, PoolCapacity]:
         rooms = dict(self._leases.rooms())
@@ -399,7 +399,7 @@ class RunnerController:
             return
         runner = Runner(
             name=name, state=RunnerState.REQUESTED, scope=step.scope, repository=step.repository, labels=step.labels,
-            wanted=step.wanted, choice=step.choice, created=now, changed=now, for_repository=step.for_repository,
+            spec=step.spec, choice=step.choice, created=now, changed=now, for_repository=step.for_repository,
             for_job=step.for_job, scale_set=step.scale_set, lease=lease,
         )  # fmt: skip
         self.doors.store.add_runner(runner, RunnerEvent(now, name, step.for_job, f"runner {name}: {step.reason}"))
@@ -489,7 +489,7 @@ class RunnerController:
 
     def _guest_rules(self, runner: Runner) -> str:
         job = self.doors.store.job(runner.for_job) if runner.for_job else None
-        granted = job is not None and job.wanted is not None
+        granted = job is not None and job.spec is not None
         return self.site.guest_rules(runner, job.run_id if job is not None and granted else 0)
 
     def _flavors(self, runner: Runner) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from gpuyard.database.columns import storable
 from gpuyard.database.times import maybe_moment, maybe_seconds, moment, seconds
-from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, Trust, Wanted
+from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerChoice, ServerSpec, Trust
 
 REMEMBERED = 1024
 """Different texts of a kind that need not be read again: most jobs of a repository want the same."""
@@ -29,17 +29,17 @@ def _json(value: object) -> str:
     return storable(json.dumps(value, ensure_ascii=False))
 
 
-def _wanted_text(wanted: Wanted | None) -> str:
-    return _json({**asdict(wanted), "longest": wanted.longest.total_seconds()}) if wanted else ""
+def _spec_text(spec: ServerSpec | None) -> str:
+    return _json({**asdict(spec), "longest": spec.longest.total_seconds()}) if spec else ""
 
 
 @lru_cache(REMEMBERED)
-def _wanted(text: str) -> Wanted | None:
+def _spec(text: str) -> ServerSpec | None:
     if not text:
         return None
     data = json.loads(text)
     data["choices"] = tuple(ServerChoice(**choice) for choice in data["choices"])
-    return Wanted(**{**data, "longest": timedelta(seconds=data["longest"])})
+    return ServerSpec(**{**data, "longest": timedelta(seconds=data["longest"])})
 
 
 @lru_cache(REMEMBERED)
@@ -56,33 +56,43 @@ def _plain(value: Any) -> Any:
     return storable(value) if isinstance(value, str) else value
 
 
+FIELDS = {"wanted": "spec"}
+"""Fields that have another name than their column, by column."""
+
+
+def _columns(record: type[Job] | type[Runner]) -> list[str]:
+    """Return the columns of a record's fields, in the order of the fields."""
+    columns = {field: column for column, field in FIELDS.items()}
+    return [columns.get(field.name, field.name) for field in fields(record)]
+
+
 PLAIN = Form(_plain, None)
 TIME = Form(seconds, moment)
 MAYBE_TIME = Form(maybe_seconds, maybe_moment)
 TEXTS = Form(lambda texts: _json(list(texts)), _texts)
-WANTED = Form(_wanted_text, _wanted)
+SPEC = Form(_spec_text, _spec)
 CHOICE = Form(lambda choice: _json(asdict(choice)), _choice)
 TRUST = Form(lambda trust: trust.value if trust else "", lambda text: Trust(text) if text else None)
 CAUSE = Form(lambda cause: cause.value if cause else "", lambda text: Cause(text) if text else None)
 
 JOB: Mapping[str, Form] = {
-    **dict.fromkeys([field.name for field in fields(Job)], PLAIN),
+    **dict.fromkeys(_columns(Job), PLAIN),
     **dict.fromkeys(["not_before", "started", "completed", "changed"], MAYBE_TIME),
     "queued": TIME,
     "state": Form(lambda state: state.value, JobState),
     "labels": TEXTS,
     "trust": TRUST,
-    "wanted": WANTED,
+    "wanted": SPEC,
 }
 RUNNER: Mapping[str, Form] = {
-    **dict.fromkeys([field.name for field in fields(Runner)], PLAIN),
+    **dict.fromkeys(_columns(Runner), PLAIN),
     **dict.fromkeys(["active", "online", "busy", "ended", "until"], MAYBE_TIME),
     "created": TIME,
     "changed": TIME,
     "state": Form(lambda state: state.value, RunnerState),
     "labels": TEXTS,
     "gpus": TEXTS,
-    "wanted": WANTED,
+    "wanted": SPEC,
     "choice": CHOICE,
     "cause": CAUSE,
 }
@@ -94,12 +104,12 @@ _JOB_READS, _RUNNER_READS = ([form.read for form in forms.values()] for forms in
 
 
 def job_row(job: Job) -> dict[str, Any]:
-    return {name: form.write(getattr(job, name)) for name, form in JOB.items()}
+    return {name: form.write(getattr(job, FIELDS.get(name, name))) for name, form in JOB.items()}
 
 
 def runner_row(runner: Runner) -> dict[str, Any]:
-    written = {name: form.write(getattr(runner, name)) for name, form in RUNNER.items()}
-    kind, pool = storable(runner.wanted.kind), storable(runner.choice.pool)
+    written = {name: form.write(getattr(runner, FIELDS.get(name, name))) for name, form in RUNNER.items()}
+    kind, pool = storable(runner.spec.kind), storable(runner.choice.pool)
     return {**written, "kind": kind, "pool": pool, "gpu_count": runner.choice.gpus}
 
 

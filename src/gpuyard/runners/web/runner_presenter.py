@@ -287,7 +287,7 @@ def job_page(
         "Pool": line.pool,
         "Place in the queue": line.position,
         "Starts at the latest": f"{line.start.exact} ({line.start.duration})" if line.start else "",
-        "Time limit": duration(job.wanted.longest.total_seconds()) if job.wanted else "",
+        "Time limit": duration(job.spec.longest.total_seconds()) if job.spec else "",
     }
     return JobPage(
         job=line,

@@ -154,23 +154,23 @@ def install(app: FastAPI, runners: RunnerSources, now: Callable[[], datetime], o
         return sight_of(runners, now(), find_visitor(request), others)
 
     @app.get("/v1/queue", tags=["runners"], responses=documented(401, 422, 503))
-    def queue(request: Request, wanted: Annotated[QueueFilter, Query()]) -> QueueDocument:
+    def queue(request: Request, filters: Annotated[QueueFilter, Query()]) -> QueueDocument:
         """Jobs that wait, in the order of their turns: position, reason, and when they start at the latest."""
-        return _queue_document(runners, sight(request), wanted)
+        return _queue_document(runners, sight(request), filters)
 
     @app.get("/v1/jobs", tags=["runners"], responses=documented(401, 422))
-    def list_jobs(request: Request, wanted: Annotated[JobFilter, Query()]) -> JobList:
+    def list_jobs(request: Request, filters: Annotated[JobFilter, Query()]) -> JobList:
         """Jobs, also those that are over."""
         visibility = sight(request)
-        if not visibility.sees(wanted.repository):
+        if not visibility.sees(filters.repository):
             return JobList(jobs=[])
-        states = frozenset(wanted.state) or frozenset(JobState)
+        states = frozenset(filters.state) or frozenset(JobState)
 
         def read(limit: int, before: datetime | None) -> list[Job]:
-            return runners.store.latest_jobs(states, wanted.repository, limit, before)
+            return runners.store.latest_jobs(states, filters.repository, limit, before)
 
         places = places_of(runners.overview.latest())
-        jobs = visibility.latest(read, wanted.limit, wanted.before)
+        jobs = visibility.latest(read, filters.limit, filters.before)
         return JobList(jobs=[job_row(job, places.get(job.id)) for job in jobs])
 
     @app.get(
@@ -191,10 +191,10 @@ def install(app: FastAPI, runners: RunnerSources, now: Callable[[], datetime], o
         return _job_document(runners, sight(request), id)
 
     @app.get("/v1/runners", tags=["runners"], responses=documented(401, 422))
-    def list_runners(request: Request, wanted: Annotated[RunnerFilter, Query()]) -> RunnerList:
+    def list_runners(request: Request, filters: Annotated[RunnerFilter, Query()]) -> RunnerList:
         """Runners that there are, the scale sets that are listened to, and what is wrong."""
         visitor = find_visitor(request)
-        return _runner_list(runners, sight(request), wanted.ended, visitor is not None and visitor.person.admin)
+        return _runner_list(runners, sight(request), filters.ended, visitor is not None and visitor.person.admin)
 
 
 def _queue_document(runners: RunnerSources, visibility: RunnerVisibility, queue_filter: QueueFilter) -> QueueDocument:

@@ -170,11 +170,11 @@ def install(app: FastAPI, service: AccountingService, others: OthersShown) -> No
         return service.clock.day_of(service.now())
 
     @app.get("/v1/usage", tags=[TAG], responses=responses(headers=False))
-    def show_usage(who: Who, wanted: Annotated[UsageFilter, Query()]) -> UsageDocument:
+    def show_usage(who: Who, filters: Annotated[UsageFilter, Query()]) -> UsageDocument:
         """What GPUs were used for, by project, user, pool, host, repository, tariff, day or month."""
-        start, end = wanted.days(today(), MOST_DAYS)
+        start, end = filters.days(today(), MOST_DAYS)
         try:
-            query = UsageQuery(start, end, names(wanted.by), wanted.where())
+            query = UsageQuery(start, end, names(filters.by), filters.where())
         except ValueError as error:
             raise Refusal(422, "invalid_parameters", f"by: {error}") from None
         try:
@@ -185,9 +185,9 @@ def install(app: FastAPI, service: AccountingService, others: OthersShown) -> No
         return _usage_document(service, query, report)
 
     @app.get("/v1/usage/intervals", tags=[TAG], responses=responses(headers=False))
-    def list_intervals(who: Who, wanted: Annotated[DayFilter, Query()]) -> IntervalDocument:
+    def list_intervals(who: Who, filters: Annotated[DayFilter, Query()]) -> IntervalDocument:
         """Who had which GPU from when to when: what the sums of a report are made of."""
-        first, last = wanted.days(today(), MOST_INTERVAL_DAYS)
+        first, last = filters.days(today(), MOST_INTERVAL_DAYS)
         extent = service.history.extent()
         if extent is None:
             return IntervalDocument(until=None, lines=[])
@@ -200,7 +200,7 @@ def install(app: FastAPI, service: AccountingService, others: OthersShown) -> No
             map(sight.interval, pieces), key=lambda interval: (interval.start, interval.host, interval.address)
         )
         lines = [_interval_line(interval) for interval in ordered]
-        conditions = wanted.where()
+        conditions = filters.where()
         return IntervalDocument(until=extent.until, lines=[line for line in lines if _matches(line, conditions)])
 
     @app.get("/v1/budgets", tags=[TAG], responses=responses(headers=False))

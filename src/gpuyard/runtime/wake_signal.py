@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Signal:
+class WakeSignal:
     """An event that is sent by calling it with a reason. Each listener is called in the sender's thread, in the order
     in which they came."""
 
