@@ -230,14 +230,14 @@ async def listen(url: str) -> None:
         writer.write(b"GET /events?since=" + known + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         await reader.readuntil(b"event: pulse")
         there.release()
-        turn = 0
+        version = 0
         while True:
             block = await reader.readuntil(b"\n\n")
             if b"event: parts" in block or f"event: {WHOLE}".encode() in block:
-                turn += 1
-                counts.setdefault(turn, []).append(len(block))
-                if len(counts[turn]) == LISTENERS:
-                    print(json.dumps({"at": time(), "bytes": median(counts.pop(turn))}), flush=True)
+                version += 1
+                counts.setdefault(version, []).append(len(block))
+                if len(counts[version]) == LISTENERS:
+                    print(json.dumps({"at": time(), "bytes": median(counts.pop(version))}), flush=True)
 
     tasks = [asyncio.create_task(one()) for _ in range(LISTENERS)]
     for _ in tasks:

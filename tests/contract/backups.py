@@ -165,7 +165,7 @@ def it_is_refused_while_a_portal_keeps_the_database(url: str, new: New, folder: 
     with closing(prepare(Store.open(url))) as store:
         file = backed_up(url, folder)
         write(store, booking((2,), 30, 32, id="new"))
-        assert store.take_turn("bookings")
+        assert store.try_to_lead("bookings")
         with pytest.raises(BlockedError, match=r"a portal keeps .*: stop it first"):
             restored(url, file)
         assert [one.id for one in store.find(Query())] == ["new"]

@@ -674,17 +674,17 @@ def an_event_is_told_to_every_channel_until_it_was(store: Store) -> None:
 def one_has_the_turn_until_it_ends(store: Store) -> None:
     url = store._database.url.render_as_string(hide_password=False)
     with closing(Store.open(url)) as other:
-        assert store.take_turn("bookings")
-        assert store.take_turn("bookings"), "it keeps it"
-        assert not other.take_turn("bookings")
-        assert other.take_turn("something else")
-        store.end_turns()
-        assert not store.has_turn("bookings")
-        assert other.take_turn("bookings")
-        assert not store.take_turn("bookings")
-        assert (other.has_turn("bookings"), store.has_turn("bookings")) == (True, False)
-    assert not store.has_turn("bookings"), "it must be taken"
-    assert store.take_turn("bookings")
+        assert store.try_to_lead("bookings")
+        assert store.try_to_lead("bookings"), "it keeps it"
+        assert not other.try_to_lead("bookings")
+        assert other.try_to_lead("something else")
+        store.resign()
+        assert not store.is_leader("bookings")
+        assert other.try_to_lead("bookings")
+        assert not store.try_to_lead("bookings")
+        assert (other.is_leader("bookings"), store.is_leader("bookings")) == (True, False)
+    assert not store.is_leader("bookings"), "it must be taken"
+    assert store.try_to_lead("bookings")
 
 
 def later_events_of_a_booking_wait_for_earlier_ones(store: Store) -> None:

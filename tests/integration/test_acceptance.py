@@ -123,7 +123,7 @@ def test_a_gpu_that_was_repaired_is_accepted_by_a_server_on_it_and_no_thief_gets
     lane = next(lane for lane in booked.lanes().values() if lane.pool == POOL)
     tree = planted(lab, booked, lane)
     try:
-        wait(lambda: booked.ledger.upkeep.turns.has_turn(BOOKINGS) and service.store.gpus(), "health has begun")
+        wait(lambda: booked.ledger.upkeep.leadership.is_leader(BOOKINGS) and service.store.gpus(), "health has begun")
         service.observe([Observation(lane.host, lane.addresses[0], "no-answer", booked.clock(), "ffffffff")])
         wait(lambda: service.gpu(lane.name).state is HealthState.QUARANTINED, "quarantined")
         provider = next(gpu.provider_name for gpu in booked.compiled.gpus if f"{gpu.host}/{gpu.address}" == lane.name)

@@ -235,7 +235,7 @@ def test_people_log_in_see_the_map_and_hear_what_happens(outside: Outside) -> No
     assert page.status == 200
     assert GPUS[0].host.encode() in page.body
     assert page.headers["strict-transport-security"]
-    turn = re.findall(rb'data-turn="([^"]+)"', page.body)
+    turn = re.findall(rb'data-version="([^"]+)"', page.body)
     with net.tls(PORTAL, 443, CLIENTS[0]) as line:
         line.sendall(f"GET /events HTTP/1.1\r\nHost: {PORTAL}\r\nCookie: {session}\r\n\r\n".encode())
         line.settimeout(10)

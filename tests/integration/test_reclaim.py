@@ -258,7 +258,7 @@ BookingController(api, compiled, ledger, SnapshotTaker(api, compiled.gpus, compi
 
 def keep(lab: RunningLab, booked: BookedLab, folder: Path, at: int) -> int:
     """A process that runs the loop once and gets a real SIGKILL after its nth change. Returns its exit status."""
-    booked.ledger._store.end_turns()  # the loop of this process rests meanwhile
+    booked.ledger._store.resign()  # the loop of this process rests meanwhile
     command = [
         sys.executable,
         "-W",

@@ -115,7 +115,7 @@ def test_a_leader_that_was_stopped_does_nothing_when_it_wakes(
         until(lambda: booked.limits() == {"physics": 1})
         old.signal(signal.SIGCONT)
         until(lambda: not old.keeps())
-        until(lambda: "the turn to keep bookings was lost" in old.log.read_text())
+        until(lambda: "this process no longer leads bookings" in old.log.read_text())
         assert new.keeps()
         until(old.is_ready)
         assert not old.keeps()

@@ -66,15 +66,15 @@ def test_a_process_that_is_killed_or_stopped_has_its_turn_no_longer(
     url, free = postgres.database(), threading.Event()
     with closing(Store.open(url)) as store, holder(url) as process:
         store.on_free("bookings", free.set)
-        assert not store.take_turn("bookings")
+        assert not store.try_to_lead("bookings")
         assert not free.wait(3), "it speaks although nobody asks it anything"
         os.kill(process.pid, how)
         assert free.wait(PATIENCE)
-        assert store.take_turn("bookings")
+        assert store.try_to_lead("bookings")
         if how is signal.SIGSTOP:
             os.kill(process.pid, signal.SIGCONT)
             assert process.communicate("\n")[0] == "False\n", "it does not believe that it has it"
-        assert store.has_turn("bookings")
+        assert store.is_leader("bookings")
         assert store.taken() == ["bookings"]
 
 
@@ -84,13 +84,13 @@ def test_a_turn_that_is_to_last_outlives_silence(postgres: Server) -> None:
         patch.setattr(turns, "BEAT", PATIENCE)
         quiet, short = LeaderElection(database, silence=0), LeaderElection(database, silence=1)
         try:
-            assert quiet.take_turn("quiet")
-            assert short.take_turn("short")
+            assert quiet.try_to_lead("quiet")
+            assert short.try_to_lead("short")
             threading.Event().wait(2)
-            assert (quiet.has_turn("quiet"), short.has_turn("short")) == (True, False)
+            assert (quiet.is_leader("quiet"), short.is_leader("short")) == (True, False)
         finally:
-            quiet.end_turns()
-            short.end_turns()
+            quiet.resign()
+            short.resign()
 
 
 def test_those_who_read_much_cost_nobody_the_turn(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,31 +99,31 @@ def test_those_who_read_much_cost_nobody_the_turn(postgres: Server, monkeypatch:
     with closing(database), ExitStack() as busy:
         leader, other = LeaderElection(database, silence=2), LeaderElection(database)
         try:
-            assert other.take_turn("runners")
+            assert other.try_to_lead("runners")
             for _ in range(engine.CONNECTIONS):
                 busy.enter_context(database.engine.connect())
-            assert leader.take_turn("bookings")
-            assert not leader.take_turn("runners"), "it asks for this one all the time"
+            assert leader.try_to_lead("bookings")
+            assert not leader.try_to_lead("runners"), "it asks for this one all the time"
             threading.Event().wait(4)
-            assert leader.has_turn("bookings")
+            assert leader.is_leader("bookings")
         finally:
-            leader.end_turns()
-            other.end_turns()
+            leader.resign()
+            other.resign()
 
 
 def test_the_turn_is_taken_again_soon_after_the_server_was_away(tmp_path: Path) -> None:
     free = threading.Event()
     with server(tmp_path) as running, closing(Store.open(running.database())) as store:
         store.on_free("bookings", free.set)
-        assert store.take_turn("bookings")
+        assert store.try_to_lead("bookings")
         running.end(signal.SIGQUIT)
         until(lambda: not store.taken())
         with pytest.raises(StoreError, match="cannot be used"):
-            store.take_turn("bookings")
+            store.try_to_lead("bookings")
         assert not free.is_set()
         running.start()
         assert free.wait(PATIENCE)
-        assert store.take_turn("bookings")
+        assert store.try_to_lead("bookings")
 
 
 def test_who_rests_in_a_transaction_keeps_nobody_from_a_pool_for_long(
@@ -142,14 +142,14 @@ def test_who_has_lost_its_session_has_lost_its_turn_even_if_nobody_else_wants_it
     url = postgres.database()
     dsn = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with closing(Store.open(url)) as store, closing(Store.open(url)) as other:
-        assert store.take_turn("bookings")
-        assert store.has_turn("bookings")
+        assert store.try_to_lead("bookings")
+        assert store.is_leader("bookings")
         with psycopg.connect(dsn, autocommit=True) as admin:
             admin.execute(
                 "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' "
                 "and database = (select oid from pg_database where datname = current_database())"
             )
-        assert not store.has_turn("bookings"), "another one may have had it meanwhile"
-        assert not store.has_turn("bookings")
-        assert other.take_turn("bookings")
-        assert (other.has_turn("bookings"), store.take_turn("bookings")) == (True, False)
+        assert not store.is_leader("bookings"), "another one may have had it meanwhile"
+        assert not store.is_leader("bookings")
+        assert other.try_to_lead("bookings")
+        assert (other.is_leader("bookings"), store.try_to_lead("bookings")) == (True, False)

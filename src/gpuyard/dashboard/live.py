@@ -2,7 +2,7 @@
 shows.
 
 There is never a queue. Watching is a comparison of two numbers, so the feed polls: there is no callback between threads
-to get wrong, and a change that was missed is seen at the next poll. A page says which turn of the map it shows; from
+to get wrong, and a change that was missed is seen at the next poll. A page says which version of the map it shows; from
 that it gets the GPUs that changed since, or the whole map when the map's shape changed or it is too far behind. The
 task runs only while pages are open.
 """
@@ -37,14 +37,15 @@ from gpuyard.web.settings import OthersShown
 
 LOG = logging.getLogger(__name__)
 TURN = re.compile(r"([0-9a-f]{8})-([0-9]{1,15})")
-"""The turn that a page shows: the feed that it had it from, and the number of the map's turn."""
+"""The version that a page shows: the feed that it had it from, and the number of the map's version."""
 NOTHING = -1
-"""The turn of a page that shows no map, or one that is too old to be told what differs: it gets the whole map."""
+"""The version of a page that shows no map, or one that is too old to be told what differs: it gets the whole map."""
 MOST_BEHIND = 30
-"""Turns that a page may be behind and still be told what differs."""
+"""Versions that a page may be behind and still be told what differs."""
 MOST_DRAWN = 6
-"""Blocks of one map and turn that are drawn and kept, besides two that always are: the whole map, and what differs from
-the turn before. Pages that show yet another turn get the whole map: what they say of it, anybody can make up."""
+"""Blocks of one map and version that are drawn and kept, besides two that always are: the whole map, and what differs
+from the version before. Pages that show yet another version get the whole map: what they say of it, anybody can make
+up."""
 LOOK_EVERY = 0.25
 """Seconds between polls of the inventory."""
 MARKS_EVERY = 2.0
@@ -79,12 +80,12 @@ class LiveFeed:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._name = secrets.token_hex(4)  # turns begin anew with every process
+        self._name = secrets.token_hex(4)  # versions begin anew with every process
         self._maps = {hidden: LiveMap() for hidden in (False, True)}
         """The map with all names, and that with others hidden."""
         self._drawn: dict[tuple[bool, int, int], bytes] = {}
-        """(Whether others are hidden, the turn that a page shows, the turn that it is to show) -> the event that it
-        gets; nothing when that could not be drawn. Only of the last turn, and of each map MOST_DRAWN and two."""
+        """(Whether others are hidden, the version that a page shows, the version that it is to show) -> the event that
+        it gets; nothing when that could not be drawn. Only of the last version, and of each map MOST_DRAWN and two."""
         self._drawing = asyncio.Lock()
         self._changed = asyncio.Event()
         """Replaced by a new one after every change, so that setting it wakes whoever waits and nobody twice."""
@@ -102,9 +103,9 @@ class LiveFeed:
         self.closed = False
 
     @property
-    def turn(self) -> str:
-        """The turn that a page made from now on shows; it may show something newer."""
-        return f"{self._name}-{self._maps[False].turn}"
+    def version(self) -> str:
+        """The version that a page made from now on shows; it may show something newer."""
+        return f"{self._name}-{self._maps[False].version}"
 
     @property
     def full(self) -> bool:
@@ -132,7 +133,7 @@ class LiveFeed:
     ) -> AsyncGenerator[bytes, None]:
         """Stream events for one page: what it does not show yet, then each change, then a heartbeat whenever it was
         quiet. Before them an empty block, at once: the page counts from then on. `hidden`: of the map that hides
-        others; `last_event_id`: the `turn` of what it shows, which anybody may have written."""
+        others; `last_event_id`: the `version` of what it shows, which anybody may have written."""
         self.streams += 1
         self._of.update(list(shares))
         try:
@@ -141,10 +142,10 @@ class LiveFeed:
             yield b""
             await self._look()  # or the page could get a map that is older than the one it came with
             yield format_sse_event(retry=RETRY)
-            turn, pulse = self._turn_of(last_event_id), b""
+            version, pulse = self._version_of(last_event_id), b""
             while not self.closed:
                 changed = self._changed
-                block, turn = await self._since(turn, hidden)
+                block, version = await self._since(version, hidden)
                 old, pulse = pulse, self._pulse_block
                 due = [block] * bool(block) + [pulse] * (pulse is not old)
                 for event in due:
@@ -156,46 +157,48 @@ class LiveFeed:
             self.streams -= 1
             self._of -= Counter(list(shares))  # which also forgets those that have none
 
-    def _turn_of(self, last_event_id: str) -> int:
+    def _version_of(self, last_event_id: str) -> int:
         """NOTHING of a page that shows nothing of this feed's."""
         match = TURN.fullmatch(last_event_id)
         return int(match[2]) if match and match[1] == self._name else NOTHING
 
-    async def _since(self, turn: int, hidden: bool) -> tuple[bytes, int]:
-        """What to tell a page that shows the map of a turn, and the turn that it shows then. Drawn once for all pages
-        that show the same."""
+    async def _since(self, version: int, hidden: bool) -> tuple[bytes, int]:
+        """What to tell a page that shows the map of a version, and the version that it shows then. Drawn once for all
+        pages that show the same."""
         async with self._drawing:
             shown = self._maps[hidden]
-            if shown.view is None or turn >= shown.turn:
-                return b"", turn
-            self._drawn = {drawn_key: block for drawn_key, block in self._drawn.items() if drawn_key[2] == shown.turn}
-            base_turn = self._told_from(turn, hidden)
-            key = hidden, base_turn, shown.turn
+            if shown.view is None or version >= shown.version:
+                return b"", version
+            self._drawn = {
+                drawn_key: block for drawn_key, block in self._drawn.items() if drawn_key[2] == shown.version
+            }
+            base_version = self._told_from(version, hidden)
+            key = hidden, base_version, shown.version
             if key not in self._drawn:
-                self._drawn[key] = await self._draw(shown, base_turn)
+                self._drawn[key] = await self._draw(shown, base_version)
             block = self._drawn[key]
-            return (block, shown.turn) if block else (b"", turn)
+            return (block, shown.version) if block else (b"", version)
 
-    def _told_from(self, turn: int, hidden: bool) -> int:
-        """The turn from which on a page that shows a map of an older one is told what differs; NOTHING: it gets the
+    def _told_from(self, version: int, hidden: bool) -> int:
+        """The version from which on a page that shows a map of an older one is told what differs; NOTHING: it gets the
         whole map."""
         shown = self._maps[hidden]
-        if turn < shown.shape or turn < shown.turn - MOST_BEHIND:
+        if version < shown.shape or version < shown.version - MOST_BEHIND:
             return NOTHING
-        if turn == shown.turn - 1 or (hidden, turn, shown.turn) in self._drawn:
-            return turn
-        always = NOTHING, shown.turn - 1
+        if version == shown.version - 1 or (hidden, version, shown.version) in self._drawn:
+            return version
+        always = NOTHING, shown.version - 1
         others = sum(is_hidden == hidden and of not in always for is_hidden, of, _ in self._drawn)
-        return turn if others < MOST_DRAWN else NOTHING
+        return version if others < MOST_DRAWN else NOTHING
 
-    async def _draw(self, shown: LiveMap, turn: int) -> bytes:
+    async def _draw(self, shown: LiveMap, version: int) -> bytes:
         try:
             # In a thread: a large map takes a tenth of a second, in which every other request would wait.
-            kind, html = await asyncio.to_thread(shown.since, turn, self._sources.now())
+            kind, html = await asyncio.to_thread(shown.since, version, self._sources.now())
         except Exception:  # the next one may be better
-            LOG.exception("turn %d of the map could not be drawn", shown.turn)
+            LOG.exception("version %d of the map could not be drawn", shown.version)
             return b""
-        return format_sse_event(event=kind, data_str=html, id=f"{self._name}-{shown.turn}")
+        return format_sse_event(event=kind, data_str=html, id=f"{self._name}-{shown.version}")
 
     def _heartbeat(self) -> bytes:
         # A comment keeps proxies from closing the line. Scripts do not see comments, hence the pulse with it.
@@ -245,12 +248,12 @@ class LiveFeed:
 def _advanced(
     maps: Mapping[bool, LiveMap], view: InventoryView, marks: Marks | None, others: OthersShown
 ) -> dict[bool, LiveMap]:
-    """Both in the same turn: a page does not say which of them it shows."""
+    """Both in the same version: a page does not say which of them it shows."""
     shown = maps[False].after(view, marks)
     if others is OthersShown.NAMES:
         return {False: shown, True: shown}
     hidden = maps[True].after(hidden_view(view, others), marks)
-    return {False: shown, True: replace(hidden, turn=shown.turn)}
+    return {False: shown, True: replace(hidden, version=shown.version)}
 
 
 async def _happens(event: asyncio.Event, seconds: float) -> bool:

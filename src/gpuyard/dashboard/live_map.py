@@ -16,41 +16,41 @@ WHOLE, PARTS = "map", "parts"
 
 @dataclass(frozen=True)
 class LiveMap:
-    """The map in one turn, with the turn since which each of its GPUs is as it is."""
+    """The map in one version, with the version since which each of its GPUs is as it is."""
 
-    turn: int = 0
+    version: int = 0
     """Rises with every change; 0: nothing has been seen yet."""
     shape: int = 0
-    """The turn since which it has these GPUs, in this order."""
+    """The version since which it has these GPUs, in this order."""
     view: InventoryView | None = None
     marks: Marks | None = None
     changed: tuple[int, ...] = ()
-    """The turn of the last change of each GPU of the view, in its order; 0 of one that is as it was when the shape was
-    new."""
+    """The version of the last change of each GPU of the view, in its order; 0 of one that is as it was when the shape
+    was new."""
 
     def after(self, view: InventoryView, marks: Marks | None) -> LiveMap:
-        """Return the map in the next turn; the same one when nothing differs."""
-        turn, old = self.turn + 1, self.view
+        """Return the map in the next version; the same one when nothing differs."""
+        version, old = self.version + 1, self.view
         if old is None or (marks is None) != (self.marks is None) or not _same_gpus(old, view):
-            return LiveMap(turn, turn, view, marks, (0,) * len(view.statuses))
+            return LiveMap(version, version, view, marks, (0,) * len(view.statuses))
         before = zip(old.statuses, self.changed, strict=True)
         changed = tuple(
-            turn if was != now or _mark(self.marks, was.gpu) != _mark(marks, now.gpu) else since
+            version if was != now or _mark(self.marks, was.gpu) != _mark(marks, now.gpu) else since
             for (was, since), now in zip(before, view.statuses, strict=True)
         )
         if changed == self.changed:
             return self if view == old else replace(self, view=view)
-        return LiveMap(turn, self.shape, view, marks, changed)
+        return LiveMap(version, self.shape, view, marks, changed)
 
-    def since(self, turn: int, now: datetime) -> tuple[str, str]:
-        """Return the event for a page that shows the map of another turn: its kind, and HTML. `now` is what durations
-        are counted to."""
+    def since(self, version: int, now: datetime) -> tuple[str, str]:
+        """Return the event for a page that shows the map of another version: its kind, and HTML. `now` is what
+        durations are counted to."""
         if self.view is None:
             raise ValueError("nothing has been seen yet")
-        if turn < self.shape:
+        if version < self.shape:
             return WHOLE, render("map.html", page=present(self.view, now, self.marks))
         statuses = self.view.statuses
-        changed = [status for status, since in zip(statuses, self.changed, strict=True) if since > turn]
+        changed = [status for status, since in zip(statuses, self.changed, strict=True) if since > version]
         hosts, pools = {status.gpu.host for status in changed}, {status.gpu.pool for status in changed}
         page = present(
             replace(self.view, statuses=tuple(status for status in statuses if status.gpu.host in hosts)),

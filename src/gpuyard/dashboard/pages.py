@@ -24,7 +24,7 @@ from gpuyard.web.visibility import hides
 def install(app: FastAPI, sources: Sources, feed: LiveFeed) -> None:
     @app.get("/", include_in_schema=False)
     def gpu_map(request: Request) -> HTMLResponse:
-        turn = feed.turn  # before anything is read: what changes from here on, the feed will tell
+        map_version = feed.version  # before anything is read: what changes from here on, the feed will tell
         view, now = sources.inventory.latest(), sources.now()
         if view and hides(sources.settings.others, find_visitor(request)):
             view = hidden_view(view, sources.settings.others)
@@ -34,7 +34,7 @@ def install(app: FastAPI, sources: Sources, feed: LiveFeed) -> None:
             page=present(view, now, marks_of(sources.health)) if view else None,
             pulse=freshness.pulse(view, sources.driver.statuses(), now),
             legend=LEGEND,
-            turn=turn,
+            map_version=map_version,
             nav=navigation(request),
         )
         return HTMLResponse(html)

@@ -41,7 +41,7 @@ LINE = {
 """Connection options for PostgreSQL: a server that has silently gone is noticed within half a minute; else it takes
 many."""
 CONNECTIONS = 32
-FOR_TURNS = 4
+FOR_ELECTIONS = 4
 """Further connections for the leader election, which must not wait for readers."""
 CACHE_KIB = 16 * 1024
 """The largest cache of a connection to SQLite."""
@@ -61,13 +61,13 @@ class Database:
         self.url = parse_url(url)
         self.sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = open_engine(self.url, statement, who)
-        self.for_turns = self.engine if self.sqlite else open_engine(self.url, statement, who, FOR_TURNS)
+        self.for_elections = self.engine if self.sqlite else open_engine(self.url, statement, who, FOR_ELECTIONS)
         self._writer = threading.Lock()
         self.name = shown(self.url)
 
     def close(self) -> None:
         self.engine.dispose()
-        self.for_turns.dispose()
+        self.for_elections.dispose()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

@@ -1,9 +1,10 @@
-"""Leader election: gives each named turn to one process at a time. It ends with the process, however that ends.
+"""Leader election: each named role has one process as its leader at a time. A leader that ends, however it ends, leads
+no longer.
 
-On SQLite a turn is a lock on a file beside the database; on PostgreSQL it is an advisory lock of a session, which
-ends with its connection. There a process with a turn sends a query every BEAT seconds. When it does not, since it is
-stopped or its machine or its network is gone, the server ends the session after SILENCE, and the process finds its
-turn lost when it goes on. In the same rhythm processes that were refused a turn ask whether it has come free.
+On SQLite leadership is a lock on a file beside the database; on PostgreSQL it is an advisory lock of a session, which
+ends with its connection. There a leader sends a query every BEAT seconds. When it does not, since it is stopped or its
+machine or its network is gone, the server ends the session after SILENCE, and the process finds its leadership lost
+when it goes on. In the same rhythm processes that were refused a role ask whether it has come free.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from gpuyard.database.errors import StoreError
 
 LOG = logging.getLogger(__name__)
 BEAT = 1.5
-"""Seconds between two queries of a process that has a turn, and between two questions of one that waits for it."""
+"""Seconds between two queries of a leader, and between two questions of a process that waits to lead."""
 SILENCE = 6
-"""Seconds without a query after which PostgreSQL (14 or later) takes a turn away. Some beats: busy is not dead."""
+"""Seconds without a query after which PostgreSQL (14 or later) ends a leadership. Some beats: busy is not dead."""
 LAST = 5
-"""Seconds for which `end_turns` waits for a question that is under way: the database may not answer."""
+"""Seconds for which `resign` waits for a question that is under way: the database may not answer."""
 NUMBERS = 5_283_174_901_000_000
 """The first of our numbers for PostgreSQL's advisory locks."""
 LOCKS = NUMBERS + (1 << 32)
@@ -44,35 +45,35 @@ def take_lock(connection: Connection, name: str) -> None:
 
 
 class LeaderElection:
-    """The turns of this process."""
+    """The roles that this process leads, and those that it would lead."""
 
     def __init__(self, database: Database, silence: int = SILENCE) -> None:
-        """`silence`: seconds without a query from this process after which PostgreSQL takes its turns away; 0:
+        """`silence`: seconds without a query from this process after which PostgreSQL ends its leaderships; 0:
         never."""
         self._database = database
         self._silence = silence
         self._files: dict[str, int] = {}
         self._connections: dict[str, Connection] = {}
         self._waits: set[str] = set()
-        """Turns that this process was refused, or has lost."""
+        """Roles that this process was refused, or has lost."""
         self._calls: dict[str, Callable[[], None]] = {}
-        self._turns = threading.Lock()
+        self._lock = threading.Lock()
         self._over = threading.Event()
         self._beats: threading.Thread | None = None
 
     def on_free(self, name: str, call: Callable[[], None]) -> None:
-        """Register a call for when a turn that this process was refused, or has lost, can be had: it wakes the loop
+        """Register a call for when a role that this process was refused, or has lost, comes free: it wakes the loop
         that takes it. Only on PostgreSQL, and perhaps several times."""
         self._calls[name] = call
 
-    def take_turn(self, name: str) -> bool:
-        """Take the turn when nobody has it, and keep it until `end_turns`; return whether this process has it now."""
-        with self._turns:
+    def try_to_lead(self, name: str) -> bool:
+        """Become the leader of a role that nobody leads, until `resign`; return whether this process leads it now."""
+        with self._lock:
             if self._database.sqlite:
                 return self._take_file(name)
             if self._beats is None:
                 self._over = threading.Event()
-                self._beats = threading.Thread(target=self._beat, args=(self._over,), name="turns", daemon=True)
+                self._beats = threading.Thread(target=self._beat, args=(self._over,), name="leadership", daemon=True)
                 self._beats.start()
             self._waits.add(name)  # also when the database does not answer
             taken = self._take_lock(name)
@@ -80,20 +81,20 @@ class LeaderElection:
                 self._waits.discard(name)
             return taken
 
-    def has_turn(self, name: str) -> bool:
-        """Return whether this process has had the turn without a break since it took it."""
-        with self._turns:
+    def is_leader(self, name: str) -> bool:
+        """Return whether this process has led the role without a break since it became its leader."""
+        with self._lock:
             if self._database.sqlite:
                 return name in self._files
             return self._is_alive(name)
 
     def taken(self) -> list[str]:
-        """Return the names of turns that this process has, as far as it knows: the database is not asked."""
+        """Return the roles that this process leads, as far as it knows: the database is not asked."""
         return sorted({*self._files, *self._connections})
 
-    def end_turns(self) -> None:
-        """Release all turns for other processes."""
-        with self._turns:
+    def resign(self) -> None:
+        """Leave all roles to other processes."""
+        with self._lock:
             self._over.set()
             beats, self._beats = self._beats, None
             self._waits.clear()
@@ -125,7 +126,7 @@ class LeaderElection:
         if self._is_alive(name):
             return True
         with translated(self._database.name):
-            connection = self._database.for_turns.connect().execution_options(isolation_level="AUTOCOMMIT")
+            connection = self._database.for_elections.connect().execution_options(isolation_level="AUTOCOMMIT")
             try:
                 taken = connection.execute(text("select pg_try_advisory_lock(:number)"), {"number": _number(name)})
                 if taken.scalar_one():
@@ -148,7 +149,7 @@ class LeaderElection:
         try:
             connection.execute(text("select 1"))
         except SQLAlchemyError:  # the server was restarted or has gone, or this process was silent
-            LOG.warning("the turn to keep %s was lost: the database has ended its session", name)
+            LOG.warning("this process no longer leads %s: the database has ended its session", name)
             connection.invalidate()
             connection.close()
             del self._connections[name]
@@ -158,7 +159,7 @@ class LeaderElection:
 
     def _beat(self, over: threading.Event) -> None:
         while not over.wait(BEAT):
-            with self._turns:
+            with self._lock:
                 if over.is_set():
                     return
                 for name in list(self._connections):
@@ -175,7 +176,7 @@ class LeaderElection:
 
     def _is_free(self, name: str) -> bool:
         """Has the lock for as long as the statement takes."""
-        with translated(self._database.name), self._database.for_turns.connect() as connection:
+        with translated(self._database.name), self._database.for_elections.connect() as connection:
             asks = connection.execution_options(isolation_level="AUTOCOMMIT").execute
             taken = asks(text("select pg_try_advisory_xact_lock(:number)"), {"number": _number(name)}).scalar_one()
         return bool(taken)

@@ -1,11 +1,11 @@
 """Decides what becomes of each attempt to accept a GPU by booting a server on it. Pure.
 
 An attempt (a `Try`) is one slot, from the request to a verdict: it waits for its turn, its GPU is lent, Nova is asked
-for a server, the server runs its checks (guest/accept.sh), the server is deleted. `turns` picks who goes next: the
-canary's host first, and one slot of a pool at a time while GPUs are being released. `judged` moves an attempt on. Each
-step is written before it is done, so a process that is killed at any moment is followed by one that finds out what has
-come of it. As long as an attempt is open its GPUs are kept back, and only its own server gets them: they are lent to it
-(docs/adr/0032).
+for a server, the server runs its checks (guest/accept.sh), the server is deleted. `next_attempts` picks who goes next:
+the canary's host first, and one slot of a pool at a time while GPUs are being released. `judged` moves an attempt on.
+Each step is written before it is done, so a process that is killed at any moment is followed by one that finds out what
+has come of it. As long as an attempt is open its GPUs are kept back, and only its own server gets them: they are lent
+to it (docs/adr/0032).
 
 A fault of the GPU quarantines it. A fault of the cloud or of the image leaves the GPU as it was, with the reason: a
 person tries again.
@@ -142,7 +142,7 @@ def first_host(slots: Sequence[tuple[str, str]], canary: bool) -> str:
     return hosts[0] if canary and len(hosts) > 1 else ""
 
 
-def turns(tries: Iterable[Try], now: datetime, held: Collection[str] = ()) -> tuple[list[Try], list[Try]]:
+def next_attempts(tries: Iterable[Try], now: datetime, held: Collection[str] = ()) -> tuple[list[Try], list[Try]]:
     """Return the waiting attempts whose turn it is, and those that are given up, as they are then. `tries`: of every
     batch that has an open one, all. `held`: ids of those whose GPU is not free yet; they keep no other one back."""
     attempts = list(tries)

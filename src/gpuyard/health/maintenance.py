@@ -42,7 +42,7 @@ OVER = frozenset({MaintenanceState.BACK, MaintenanceState.CANCELLED})
 ON = frozenset({MaintenanceState.DRAINING, MaintenanceState.IN_WORK, MaintenanceState.CHECKING})
 """Nobody gets a GPU of the host."""
 
-TURNS: dict[tuple[MaintenanceState, MaintenanceState], str] = {
+TRANSITIONS: dict[tuple[MaintenanceState, MaintenanceState], str] = {
     (MaintenanceState.PLANNED, MaintenanceState.DRAINING): "its time has come, or somebody begins it earlier",
     (MaintenanceState.PLANNED, MaintenanceState.CANCELLED): "it is not needed",
     (MaintenanceState.DRAINING, MaintenanceState.IN_WORK): EMPTY,
@@ -176,9 +176,9 @@ class HostWork:
         return self.done is None or observation.seen <= self.done or observation.code in LASTING
 
 
-def turn(maintenance: Maintenance, to: MaintenanceState, now: datetime) -> Maintenance:
+def transition(maintenance: Maintenance, to: MaintenanceState, now: datetime) -> Maintenance:
     """Return the maintenance in another state. Raises MaintenanceError."""
-    if (maintenance.state, to) not in TURNS:
+    if (maintenance.state, to) not in TRANSITIONS:
         raise MaintenanceError(
             f"the maintenance of {maintenance.host} is {maintenance.state.value} and cannot become {to.value}"
         )
@@ -197,11 +197,11 @@ def next_step(maintenance: Maintenance, host: HostNow, now: datetime) -> tuple[M
         if now < maintenance.start:
             return None
         return replace(
-            turn(maintenance, MaintenanceState.DRAINING, now), software=software_of(host.look)
+            transition(maintenance, MaintenanceState.DRAINING, now), software=software_of(host.look)
         ), "its time has come"
     scrubbed = any(gpu.state is HealthState.SCRUBBING for gpu in host.gpus)
     if maintenance.state is MaintenanceState.DRAINING and host.is_empty and not scrubbed:
-        return turn(maintenance, MaintenanceState.IN_WORK, now), EMPTY
+        return transition(maintenance, MaintenanceState.IN_WORK, now), EMPTY
     if (
         maintenance.state is MaintenanceState.DRAINING
         and (waits := tuple(host.waits)[:MOST_PROBLEMS]) != maintenance.problems
@@ -210,7 +210,7 @@ def next_step(maintenance: Maintenance, host: HostNow, now: datetime) -> tuple[M
     if maintenance.state is MaintenanceState.CHECKING:
         problems = what_is_wrong(maintenance, host)
         if not problems:
-            return turn(maintenance, MaintenanceState.BACK, now), _well(maintenance, host)
+            return transition(maintenance, MaintenanceState.BACK, now), _well(maintenance, host)
         if problems != maintenance.problems:
             return replace(maintenance, problems=problems), ""
     if now >= maintenance.until - SOON:

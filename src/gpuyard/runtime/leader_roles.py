@@ -1,4 +1,4 @@
-"""Names of the turns of the leader election: the process that has one does its loops' work."""
+"""Roles of the leader election: the process that leads one does the work of its loops."""
 
 BOOKINGS = "bookings"
 """The leader for bookings also runs GPUs' health, scrubs and agents."""

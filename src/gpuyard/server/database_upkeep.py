@@ -1,7 +1,7 @@
 """Operators' work on the database of a site: back it up, restore it, upgrade its tables, check it.
 
-A restore first takes both turns of the leader election, so that no portal becomes the leader meanwhile, and compares
-the backup with the present data. Before anything is replaced, the present data is kept in a file beside the backup.
+A restore first becomes the leader of both roles, so that no portal leads meanwhile, and compares the backup
+with the present data. Before anything is replaced, the present data is kept in a file beside the backup.
 """
 
 from __future__ import annotations
@@ -141,15 +141,15 @@ def _nobody_serves(url: str) -> Iterator[None]:
         yield
         return
     database = open_tool(url)
-    turns = LeaderElection(database, silence=0)  # also while somebody has stopped it with ^Z
+    election = LeaderElection(database, silence=0)  # also while somebody has stopped it with ^Z
     try:
         for name in (BOOKINGS, RUNNERS):
-            if not turns.take_turn(name):
+            if not election.try_to_lead(name):
                 raise BlockedError(f"a portal keeps {database.name}: stop it first (systemctl stop gpuyard)")
         refuse_in_use(database)
         yield
     finally:
-        turns.end_turns()
+        election.resign()
         database.close()
 
 

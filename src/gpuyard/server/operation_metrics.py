@@ -59,17 +59,20 @@ class LedgerCollector(Collector):
     def __init__(self, sources: Sources, ledger: Ledger, tallies: Tallies, details: bool) -> None:
         """`details`: whether channels are named; else all of a kind count together, as ``webhook``."""
         self._now, self._ledger, self._tallies, self._details = sources.now, ledger, tallies, details
-        self._turns = (BOOKINGS, RUNNERS) if sources.runners is not None else (BOOKINGS,)
+        self._roles = (BOOKINGS, RUNNERS) if sources.runners is not None else (BOOKINGS,)
 
     def collect(self) -> Iterator[Metric]:
         words = (
             "How long the answer to a wish for a booking took, since the start; taken: booked, waiting or requested."
         )
         yield _histogram("gpuyard_admission_seconds", words, "outcome", self._ledger.admissions.seconds())
-        turns, mine = self._ledger.upkeep.turns.taken(), "1: of several portals on one database this one does the work."
+        led, mine = (
+            self._ledger.upkeep.leadership.taken(),
+            "1: of several portals on one database this one does the work.",
+        )
         keeps = GaugeMetricFamily("gpuyard_turn", mine, labels=["turn"])
-        for name in self._turns:
-            keeps.add_metric([name], name in turns)
+        for name in self._roles:
+            keeps.add_metric([name], name in led)
         yield keeps
         yield self._of_deliveries()
         reclaims = CounterMetricFamily(

@@ -138,7 +138,7 @@ def _booking_loops(
 ) -> Iterator[Loop]:
     loop = bookings_loop(bookings, PERIOD)
     ledger.upkeep.on_change(lambda: loop.wake("a booking changed"))
-    ledger.upkeep.turns.on_free(BOOKINGS, lambda: loop.wake("nobody keeps the bookings"))
+    ledger.upkeep.leadership.on_free(BOOKINGS, lambda: loop.wake("nobody keeps the bookings"))
     yield loop
     yield history_loop(history, PERIOD)
     if health is not None:
@@ -147,7 +147,7 @@ def _booking_loops(
 
 def _runner_loops(runners: Runners, ledger: Ledger, health: Watched | None) -> list[Loop]:
     main, *others = runners.loops()
-    ledger.upkeep.turns.on_free(RUNNERS, lambda: main.wake("nobody keeps the runners"))
+    ledger.upkeep.leadership.on_free(RUNNERS, lambda: main.wake("nobody keeps the runners"))
     if health is not None:
         health.held.listen(main.wake)
     return [main, *others]

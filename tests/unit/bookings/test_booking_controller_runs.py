@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from gpuyard.bookings.controllers.bookings import BookingController, BookingsError, TurnLostError
+from gpuyard.bookings.controllers.bookings import BookingController, BookingsError, LeadershipLostError
 from gpuyard.bookings.controllers.channel import Message
 from gpuyard.bookings.controllers.site_ledger import book_of, site_lanes
 from gpuyard.bookings.ledger.ledger import Ledger
@@ -478,11 +478,11 @@ def test_who_has_lost_the_turn_does_not_finish_its_run(inventory: Callable[..., 
     with closing(Store.open(one.url)) as other:
 
         def fail_over() -> None:
-            one.store.end_turns()
-            assert other.take_turn("bookings")
+            one.store.resign()
+            assert other.try_to_lead("bookings")
 
         one.cloud.between = at("PUT placement", fail_over)
-        with pytest.raises(TurnLostError, match="lost its turn"):
+        with pytest.raises(LeadershipLostError, match="no longer leads bookings"):
             one.controller.run()
         changes = [asked for asked in one.cloud.asked if not asked.startswith("GET")]
         assert len(changes) == 1, "the one that was on its way"

@@ -118,15 +118,15 @@ def test_a_page_that_shows_the_map_gets_what_it_lacks() -> None:
     subject = feed(inventory)
 
     async def test() -> None:
-        nothing = subject.turn
+        nothing = subject.version
         async with aclosing(subject.stream()) as stream:
             await opened(stream)
-            first = subject.turn
+            first = subject.version
             inventory.publish(NOON, changed(LONE, GpuState.HELD))
             second = (await told(stream))["id"]
             inventory.publish(NOON, [replace(one, state=GpuState.FREE) if one.gpu == HELD else one for one in STATUSES])
             third = (await told(stream))["id"]
-            assert [first, second, third] == [f"{nothing[:-2]}-{turn}" for turn in (1, 2, 3)]
+            assert [first, second, third] == [f"{nothing[:-2]}-{version}" for version in (1, 2, 3)]
             both = ["pool-v100", "pool-t4", *LONE_PARTS[1:2], *HELD_PARTS[1:2], *LONE_PARTS[2:], *HELD_PARTS[2:]]
             for known, lacks in ((first, sorted(both)), (second, sorted(both)), (third, None)):
                 async with aclosing(subject.stream(last_event_id=known)) as again:
@@ -163,14 +163,14 @@ def test_parts_make_of_any_map_the_newest(states: list[list[GpuState]], data: st
         marks = data.draw(st.dictionaries(st.sampled_from([(HELD.host, HELD.address)]), st.sampled_from(["", "bad"])))
         statuses = tuple(GpuStatus(gpu, state) for gpu, state in zip(GPUS, row, strict=True))
         shown = shown.after(InventoryView(generation, NOON, statuses), marks)
-        pages[shown.turn] = pieces(shown.since(-1, NOON)[1])
+        pages[shown.version] = pieces(shown.since(-1, NOON)[1])
     assert {len(page) for page in pages.values()} == {
         len(GPUS) + len(("epyc", "node10", "node2")) + len(("v100", "t4"))
     }
-    for turn, page in pages.items():
-        kind, html = shown.since(turn, NOON)
+    for version, page in pages.items():
+        kind, html = shown.since(version, NOON)
         assert kind == "parts"
-        assert page | pieces(html) == pages[shown.turn]
+        assert page | pieces(html) == pages[shown.version]
 
 
 def pieces(html: str) -> dict[str, str]:
@@ -188,9 +188,9 @@ async def after_turns(inventory: InventoryCache, turns: int) -> LiveFeed:
     return subject
 
 
-async def kind_for(subject: LiveFeed, turn: int, hidden: bool = False) -> str:
-    """What a new page gets that says which turn it shows: the map, or parts."""
-    async with aclosing(subject.stream((), hidden, f"{subject.turn[:8]}-{turn}")) as stream:
+async def kind_for(subject: LiveFeed, version: int, hidden: bool = False) -> str:
+    """What a new page gets that says which version it shows: the map, or parts."""
+    async with aclosing(subject.stream((), hidden, f"{subject.version[:8]}-{version}")) as stream:
         await anext(stream), await anext(stream)
         return (await told(stream))["event"]
 
@@ -199,9 +199,9 @@ def count_drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The turns from which on something is drawn, as it is."""
     drawn, original = list[int](), LiveMap.since
 
-    def counted(shown: LiveMap, turn: int, now: datetime) -> tuple[str, str]:
-        drawn.append(turn)
-        return original(shown, turn, now)
+    def counted(shown: LiveMap, version: int, now: datetime) -> tuple[str, str]:
+        drawn.append(version)
+        return original(shown, version, now)
 
     monkeypatch.setattr(LiveMap, "since", counted)
     return drawn
@@ -212,8 +212,8 @@ def test_of_turns_that_are_long_gone_the_whole_map_is_drawn_once(monkeypatch: py
 
     async def test() -> None:
         subject = await after_turns(InventoryCache(), live.MOST_BEHIND + 21)
-        for turn in range(21):
-            assert await kind_for(subject, turn) == "map"
+        for version in range(21):
+            assert await kind_for(subject, version) == "map"
         assert drawn == [live.NOTHING]
         assert await kind_for(subject, 21) == "parts"
 
@@ -227,7 +227,7 @@ def test_of_turns_with_other_gpus_the_whole_map_is_drawn_once(monkeypatch: pytes
         subject = await after_turns(inventory, 10)
         inventory.publish(NOON, STATUSES[1:])
         await subject._look()
-        assert [await kind_for(subject, turn) for turn in range(11)] == ["map"] * 11
+        assert [await kind_for(subject, version) for version in range(11)] == ["map"] * 11
         assert drawn == [live.NOTHING]
 
     run(test)
@@ -239,14 +239,14 @@ def test_there_is_an_end_to_what_is_drawn_and_kept_of_one_turn(monkeypatch: pyte
     async def test() -> None:
         subject = await after_turns(inventory, 21)
         for hidden in (False, True):
-            kinds = [await kind_for(subject, turn, hidden) for turn in range(1, 21) for _ in range(2)]
+            kinds = [await kind_for(subject, version, hidden) for version in range(1, 21) for _ in range(2)]
             assert kinds == ["parts"] * 2 * live.MOST_DRAWN + ["map"] * (38 - 2 * live.MOST_DRAWN) + ["parts"] * 2
             assert len(drawn) == len(set(drawn)) == live.MOST_DRAWN + 2, "the one before is drawn in any case"
             drawn.clear()
         assert len(subject._drawn) == 2 * (live.MOST_DRAWN + 2)
         inventory.publish(NOON, STATUSES)
         await subject._look()
-        assert [await kind_for(subject, turn) for turn in (1, 21)] == ["parts"] * 2
+        assert [await kind_for(subject, version) for version in (1, 21)] == ["parts"] * 2
         assert len(subject._drawn) == 2, "nothing of the turn before is kept"
 
     run(test)
@@ -329,9 +329,9 @@ def test_many_pages_share_one_task_and_one_rendering(monkeypatch: pytest.MonkeyP
     inventory, original = filled(), LiveMap.since
     rendered: list[int] = []
 
-    def counted(shown: LiveMap, turn: int, now: datetime) -> tuple[str, str]:
-        rendered.append(shown.turn)
-        return original(shown, turn, now)
+    def counted(shown: LiveMap, version: int, now: datetime) -> tuple[str, str]:
+        rendered.append(shown.version)
+        return original(shown, version, now)
 
     monkeypatch.setattr(LiveMap, "since", counted)
 
@@ -390,10 +390,10 @@ def test_a_map_that_cannot_be_rendered_does_not_end_the_feed(
 ) -> None:
     inventory, original = filled(), LiveMap.since
 
-    def fails_at_first(shown: LiveMap, turn: int, now: datetime) -> tuple[str, str]:
-        if shown.turn == 1:
+    def fails_at_first(shown: LiveMap, version: int, now: datetime) -> tuple[str, str]:
+        if shown.version == 1:
             raise ValueError("a bug")
-        return original(shown, turn, now)
+        return original(shown, version, now)
 
     monkeypatch.setattr(LiveMap, "since", fails_at_first)
 
@@ -414,9 +414,9 @@ def test_a_map_that_cannot_be_rendered_does_not_end_the_feed(
 def test_a_page_that_goes_while_its_map_is_drawn_takes_it_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     original = LiveMap.since
 
-    def slow(shown: LiveMap, turn: int, now: datetime) -> tuple[str, str]:
+    def slow(shown: LiveMap, version: int, now: datetime) -> tuple[str, str]:
         sleep(0.1)
-        return original(shown, turn, now)
+        return original(shown, version, now)
 
     monkeypatch.setattr(LiveMap, "since", slow)
 

@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 
 from gpuyard.bookings.controllers.bookings import CloudObservation
 from gpuyard.bookings.ledger.ledger import RefusedError
-from gpuyard.health.acceptance import OPEN, Try, TryObservation, TryState, first_host, judged, told, turns, waited
+from gpuyard.health.acceptance import (
+    OPEN,
+    Try,
+    TryObservation,
+    TryState,
+    first_host,
+    judged,
+    next_attempts,
+    told,
+    waited,
+)
 from gpuyard.health.acceptance_guest import PREFIX, AcceptanceOutput, GuestVerdict, accept_data, read_console
 from gpuyard.health.controllers.acceptance import AcceptanceController, AcceptanceError, AcceptancePorts
 from gpuyard.health.controllers.acceptance_service import AcceptanceService
@@ -136,14 +146,14 @@ def test_a_clock_that_went_back_does_not_hold_a_try_up() -> None:
 
 def test_one_at_a_time_in_a_pool_and_the_canary_first() -> None:
     tries = [a_try(number=n, canary=n < 2, pool="t4" if n < 3 else "v100") for n in range(4)]
-    go, skipped = turns(tries, NOON)
+    go, skipped = next_attempts(tries, NOON)
     assert ([one.id for one in go], skipped) == (["t0"], [])
     tries[0] = replace(tries[0], state=TryState.PASSED, outcome=TryState.PASSED)
-    assert [one.id for one in turns(tries, NOON)[0]] == ["t1"]
+    assert [one.id for one in next_attempts(tries, NOON)[0]] == ["t1"]
     good = [tries[0], replace(tries[1], state=TryState.PASSED, outcome=TryState.PASSED), *tries[2:]]
-    assert [one.id for one in turns(good, NOON)[0]] == ["t2", "t3"]
+    assert [one.id for one in next_attempts(good, NOON)[0]] == ["t2", "t3"]
     bad = [tries[0], replace(tries[1], state=TryState.FAILED, outcome=TryState.FAILED, cause="0xff"), *tries[2:]]
-    go, skipped = turns(bad, NOON)
+    go, skipped = next_attempts(bad, NOON)
     assert go == []
     assert {one.cause for one in skipped} == {"not tried: h/1.0, which was tried first, failed: 0xff"}
     assert {one.state for one in skipped} == {TryState.GIVEN_UP}
@@ -153,9 +163,9 @@ def test_one_at_a_time_in_a_pool_and_the_canary_first() -> None:
 
 def test_one_that_waits_for_a_server_to_go_keeps_no_other_one_back() -> None:
     tries = [a_try(number=n) for n in range(3)]
-    assert [one.id for one in turns(tries, NOON, {"t0"})[0]] == ["t0", "t1"]
+    assert [one.id for one in next_attempts(tries, NOON, {"t0"})[0]] == ["t0", "t1"]
     busy = [tries[0], replace(tries[1], state=TryState.LENT), tries[2]]
-    assert turns(busy, NOON, {"t0"})[0] == [], "its time begins when its turn has come"
+    assert next_attempts(busy, NOON, {"t0"})[0] == [], "its time begins when its turn has come"
 
 
 def test_a_server_is_waited_for_as_long_as_for_a_verdict() -> None:
@@ -239,7 +249,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.clock, self.gpus = Clock(), list(site_gpus())
         self.ledger = open_ledger(folder, None, self.clock)
-        assert self.ledger.upkeep.turns.take_turn(BOOKINGS)
+        assert self.ledger.upkeep.leadership.try_to_lead(BOOKINGS)
         self.store = HealthStore(self.ledger.database)
         self.service = HealthService(self.store, self.ledger, RULES, self.clock)
         self.tries = TryStore(self.ledger.database)

@@ -31,14 +31,14 @@ from gpuyard.health.controllers.maintenance import (
 from gpuyard.health.maintenance import (
     OVER,
     SOON,
-    TURNS,
+    TRANSITIONS,
     HostNow,
     Maintenance,
     MaintenanceError,
     MaintenanceState,
     next_step,
     refuse_times,
-    turn,
+    transition,
 )
 from gpuyard.health.records import GpuHealth, HealthEvent, HealthState, Observation, Software
 from gpuyard.health.store import HealthStore
@@ -807,15 +807,15 @@ def test_every_life_keeps_the_rules(
 ) -> None:
     one = Maintenance("m", HOST, start, until, "", "eve", M.PLANNED, NOW, NOW)
     for now, host, said in sorted(days, key=lambda day: day[0]):
-        if said is not None and (one.state, said) in TURNS:
-            one = replace(turn(one, said, now), done=now if said is M.CHECKING else one.done)
+        if said is not None and (one.state, said) in TRANSITIONS:
+            one = replace(transition(one, said, now), done=now if said is M.CHECKING else one.done)
         for _ in range(8):
             step = next_step(one, host, now)
             if step is None:
                 break
             new, _ = step
             assert new != one
-            assert new.state is one.state or (one.state, new.state) in TURNS
+            assert new.state is one.state or (one.state, new.state) in TRANSITIONS
             if new.state is M.BACK:
                 assert one.done is not None
                 assert host.heard is not None

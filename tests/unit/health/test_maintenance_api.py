@@ -21,7 +21,7 @@ from gpuyard.drain.cli.host_moves import _maintained
 from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.health.controllers.maintenance import MaintenanceService
-from gpuyard.health.maintenance import MaintenanceState, turn
+from gpuyard.health.maintenance import MaintenanceState, transition
 from gpuyard.health.store import HealthStore
 from gpuyard.health.store.maintenances import MaintenanceStore
 from gpuyard.model.errors import GpuyardError
@@ -57,7 +57,7 @@ def emptied(store: MaintenanceStore) -> None:
     """The last server has left: nobody looks at a cloud here."""
     for one in store.open():
         if one.state is MaintenanceState.DRAINING:
-            assert store.put(turn(one, MaintenanceState.IN_WORK, one.since))
+            assert store.put(transition(one, MaintenanceState.IN_WORK, one.since))
 
 
 def test_one_is_planned_begun_longer_done_and_in_the_list(portal: HealthPortal) -> None:

@@ -41,7 +41,7 @@ class Drained:
     def __init__(self, folder: Path) -> None:
         self.clock, self.steady = Clock(), 1000.0
         ledger = open_ledger(folder, None, self.clock)
-        assert ledger.upkeep.turns.take_turn(BOOKINGS)
+        assert ledger.upkeep.leadership.try_to_lead(BOOKINGS)
         health = HealthService(HealthStore(ledger.database), ledger, SiteHealth.model_validate({}), self.clock)
         self.sight: CloudObservation | None = None
         self.service = MaintenanceService(health, ledger, site_gpus(), lambda: self.sight, EmptyCloud())

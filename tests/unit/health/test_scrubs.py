@@ -127,7 +127,7 @@ def done(
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     ledger = open_ledger(tmp_path, clock=(clock := Clock()))
-    assert ledger.upkeep.turns.take_turn("bookings")
+    assert ledger.upkeep.leadership.try_to_lead("bookings")
     yield World(ledger, clock)
     ledger.close()
 

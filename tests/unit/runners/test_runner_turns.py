@@ -49,12 +49,12 @@ def test_the_rest_of_a_run_is_left_out_when_the_turn_was_lost_in_it(tmp_path: Pa
     def between(what: str) -> None:
         if what == "after take" and not taken:
             taken.append(what)
-            world.ledger.upkeep.turns.end_turns()
+            world.ledger.upkeep.leadership.resign()
 
     world.between = between
     run = world.github.forge.push("demo/science", [JobOrder(("cirun-gpu",), 60), JobOrder(("cirun-gpu",), 60)])
     world.until(lambda: bool(taken))
-    assert "this process has lost its turn to keep the runners; the rest of this run is left out" in world.problems[0]
+    assert "this process no longer leads runners; the rest of this run is left out" in world.problems[0]
     world.until(world.at_rest)
     assert [world.job(id).conclusion for id in run.jobs] == ["success", "success"], world.report()
     assert len(world.nova.posts) == 2

@@ -77,7 +77,7 @@ def maintained(site: Scraped, minutes: int, *, longer: bool = False) -> None:
     """One hour was promised; the loop of maintenances brings it on."""
     service = site.one.services.maintenance
     assert service is not None
-    assert site.one.ledger.upkeep.turns.take_turn("bookings")
+    assert site.one.ledger.upkeep.leadership.try_to_lead("bookings")
     planned = service.plan("gpu-3", NOON, NOON + HOUR, "new kernel", ROOT)
     if longer:
         service.extend(planned.id, NOON + 4 * HOUR, "", ROOT)
@@ -153,7 +153,7 @@ def looping(site: Scraped, minutes: int, good: Callable[[int], bool]) -> None:
 def kept(site: Scraped, *turns: str) -> None:
     """By the last of the portals."""
     (*_, controller) = site.portals.values()
-    assert all(controller.ledger.upkeep.turns.take_turn(name) for name in turns)
+    assert all(controller.ledger.upkeep.leadership.try_to_lead(name) for name in turns)
     site.until(5, 1)
 
 

@@ -59,7 +59,7 @@ def test_from_a_backup_and_back(
     assert typed("check") == (0, "whole, and of this release\n")
     with closing(Store.open(served)) as store:
         write(store, booking((2,), id="second"))
-        assert store.take_turn("bookings")
+        assert store.try_to_lead("bookings")
         code, said = refused(monkeypatch, capsys, "restore", str(file), "--yes")  # type: ignore[assignment]
         assert code == 3
         assert f"a portal keeps {served}: stop it first (systemctl stop gpuyard)" in said

@@ -58,7 +58,7 @@ def compiled(tmp_path: Path) -> CompiledSite:
 @pytest.fixture
 def ledger(tmp_path: Path, compiled: CompiledSite) -> Iterator[Ledger]:
     opened = open_ledger(tmp_path, compiled, ShiftedClock())
-    assert opened.upkeep.turns.take_turn(BOOKINGS)
+    assert opened.upkeep.leadership.try_to_lead(BOOKINGS)
     yield opened
     opened.close()
 

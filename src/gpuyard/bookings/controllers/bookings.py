@@ -82,7 +82,7 @@ class BookingsError(GpuyardError):
     """A run of the loop left something undone; the message says what."""
 
 
-class TurnLostError(BookingsError):
+class LeadershipLostError(BookingsError):
     """Raised when another process may be the leader by now."""
 
 
@@ -126,7 +126,7 @@ class BookingController:
         self._resources = gpu_resources(site, compiled.limits)
         self._classes = {gpu.provider_name: gpu.resource_class for gpu in compiled.gpus}
         self._limits: Mapping[tuple[str, str], int] | None = None
-        self.cases = OverstayController(site, ledger, Reclaimer(api), now, self._require_turn, idle_servers)
+        self.cases = OverstayController(site, ledger, Reclaimer(api), now, self._require_leadership, idle_servers)
         self._sightings = FaultDurations(compiled)
         self._lock = threading.Lock()
         self._words: LedgerWords = {}
@@ -165,13 +165,13 @@ class BookingController:
         processes on one database only the leader does this; another one takes over when that one ends. Returns in how
         many seconds another run is known to help; None when that is not known."""
         with self._lock:
-            if not self._upkeep.turns.take_turn(BOOKINGS):
+            if not self._upkeep.leadership.try_to_lead(BOOKINGS):
                 self.waits = ("another process on this database keeps the bookings",)
                 self._words = self._words_of_another()
                 return None
             self._require_its_database()
             run = _Run(RunProblems(self._known))
-            with run.problems.apart("the clock of bookings", TurnLostError):
+            with run.problems.apart("the clock of bookings", LeadershipLostError):
                 self._upkeep.advance()
             began = self._steady()
             snapshot = self._taker.take(self._now())
@@ -180,22 +180,22 @@ class BookingController:
             views: dict[str, PoolView] = {}
             back = self._kept_back()
             for pool in self._ledger.book.pools:
-                with run.problems.apart(f"pool {pool}", TurnLostError):
+                with run.problems.apart(f"pool {pool}", LeadershipLostError):
                     views[pool] = self._view(pool, snapshot, projects, back)
             self._views = views
             self._show(snapshot, began, views)
-            with run.problems.apart("what is wrong with GPUs", TurnLostError):
+            with run.problems.apart("what is wrong with GPUs", LeadershipLostError):
                 self._tell_troubles(views, snapshot)
             heard = self._heard(views, snapshot, run)
             for pool, view in heard.items():
-                with run.problems.apart(f"pool {pool}", TurnLostError):
+                with run.problems.apart(f"pool {pool}", LeadershipLostError):
                     self._tell_claims(view)
                     run.claims |= view.matches.claims
             for pool, view in heard.items():
-                with run.problems.apart(f"pool {pool}", TurnLostError):
+                with run.problems.apart(f"pool {pool}", LeadershipLostError):
                     self._keep(view, snapshot, run)
-            with run.problems.apart("who is let in", TurnLostError):
-                self._require_turn()
+            with run.problems.apart("who is let in", LeadershipLostError):
+                self._require_leadership()
                 self._upkeep.record_claims(run.claims, run.ready, run.usable)
             self.waits = tuple(run.waits)
             wrong = {lane: why for view in views.values() for lane, why in view.kept_back.items()}
@@ -223,7 +223,7 @@ class BookingController:
         if short.moves and self._upkeep.prefer(short.moves):
             view = self._with_bookings(view)
         for id in short.leases:
-            self._require_turn()
+            self._require_leadership()
             self._ledger.leases.end(id, MADE_WAY)
         self._tell_delayed(view, short)
         plan = self._enforce(view, snapshot)
@@ -235,11 +235,11 @@ class BookingController:
         run.again += [plan.again] if plan.again else []
         self.cases.look(lambda: self._with_bookings(view), snapshot.taken_at)
 
-    def _require_turn(self) -> None:
+    def _require_leadership(self) -> None:
         """Before each thing that must not be done by two: whoever has waited for an answer for a minute may have been
         taken for dead."""
-        if not self._upkeep.turns.has_turn(BOOKINGS):
-            raise TurnLostError("this process has lost its turn to keep the bookings; the rest of this run is left out")
+        if not self._upkeep.leadership.is_leader(BOOKINGS):
+            raise LeadershipLostError("this process no longer leads bookings; the rest of this run is left out")
 
     # What is seen.
 
@@ -380,7 +380,7 @@ class BookingController:
         troubles = self._sightings.troubles(lanes, snapshot, ours)
         # Of a pool that could not be looked at nothing is known, not even that all is well.
         unseen = {lane.id: lane.trouble for lane in self._ledger.lanes() if lane.pool not in views and lane.trouble}
-        self._require_turn()
+        self._require_leadership()
         back = {lane: why for view in views.values() for lane, why in view.kept_back.items()}
         self._upkeep.set_troubles(unseen | troubles | back)
 
@@ -393,14 +393,14 @@ class BookingController:
             and (booking.claimed is None or not {*lanes} <= {*booking.lanes})
         }
         if news:
-            self._require_turn()
+            self._require_leadership()
             self._upkeep.record_claims(news)
 
     def _tell_leases(self, view: PoolView, plan: PoolPlan, *, before: bool = False) -> None:
         """What speaks against new leases that is not in the ledger. `before`: the plan is about to be carried out."""
         taken = {lane for lane in view.lanes if not view.ready(lane)}
         leases = self._ledger.leases
-        self._require_turn()
+        self._require_leadership()
         (leases.tell_before if before else leases.tell)(view.pool, plan.blocked, taken | plan.kept.keys())
 
     def _tell_delayed(self, view: PoolView, short: Shortage) -> None:
@@ -444,7 +444,7 @@ class BookingController:
         """Hold what has come to be kept back, by what the last run saw: without observing the whole cloud, with which a
         run begins, and beside one that is under way. What does not succeed now, the next run does."""
         sight, back = self.sight, self._kept_back()
-        if sight is None or not back or not self._upkeep.turns.has_turn(BOOKINGS):
+        if sight is None or not back or not self._upkeep.leadership.is_leader(BOOKINGS):
             return
         for view in self._views.values():
             self._hold_now(replace(view, kept_back=lanes_back(view.lanes.values(), back)), sight.snapshot)
@@ -504,7 +504,7 @@ class BookingController:
         remembered: dict[str, str | None] = dict(words)
         gone: set[str] = set()
         for step in steps:
-            self._require_turn()
+            self._require_leadership()
             if isinstance(step, ReleaseHold) or (isinstance(step, SetLimit) and step.value):
                 before_letting_in()
             LOG.info("pool %s: %s (%s)", step.pool, step, step.reason)

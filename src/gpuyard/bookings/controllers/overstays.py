@@ -43,17 +43,17 @@ class OverstayController:
         ledger: Ledger,
         reclaimer: Reclaimer,
         now: Callable[[], datetime],
-        require_turn: Callable[[], None] = lambda: None,
+        require_leadership: Callable[[], None] = lambda: None,
         idle_servers: Callable[[], Collection[str]] = frozenset,
     ) -> None:
-        """`require_turn`: raises when another process may be at the same work; asked before each thing that is done.
-        `idle_servers`: returns servers that do nothing with their GPUs, as their guests report."""
+        """`require_leadership`: raises when another process may be at the same work; asked before each thing that is
+        done. `idle_servers`: returns servers that do nothing with their GPUs, as their guests report."""
         self._site = site
         self._ledger = ledger
         self._records = ledger.upkeep.records
         self._reclaimer = reclaimer
         self._now = now
-        self._require_turn = require_turn
+        self._require_leadership = require_leadership
         self.counted = Counts((do.value, rule, outcome) for do in Do for rule in RULES for outcome in OUTCOMES)
         """(step, rule, outcome) of what was tried."""
         self._idle_servers = idle_servers
@@ -76,7 +76,7 @@ class OverstayController:
             cases = [case for case in self._records.open_cases() if case.pool == view.pool]
             steps = plan_cases(view, self._reasons(view), cases, booking.dry_run, now, self._only_warn)
             for step in steps:
-                self._require_turn()
+                self._require_leadership()
                 outcome = "failed"
                 try:
                     self._carry_out(step, view_now, taken_at)
@@ -109,7 +109,7 @@ class OverstayController:
         def still() -> bool:
             """Return whether the reason is still there: since the look somebody may have booked, or have got more
             time."""
-            self._require_turn()
+            self._require_leadership()
             return abs(self._now() - taken_at) <= STALE and case.server_id in self._reasons(view_now())
 
         LOG.info("server %s (%s): %s, %s", case.server, case.server_id, step.do, case.rule)

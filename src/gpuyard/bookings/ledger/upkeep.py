@@ -34,7 +34,7 @@ class Upkeep:
     def __init__(self, store: Store, transactions: PoolTransactions) -> None:
         self._store = store
         self._transactions = transactions
-        self.turns: LeaderElection = store
+        self.leadership: LeaderElection = store
         self.outbox: Outbox = store
         self.records: Records = store
         """Overstays, and what enforcement remembers."""

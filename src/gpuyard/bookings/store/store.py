@@ -40,7 +40,7 @@ class Store(Bookings, Lanes, Records, Outbox, LeaderElection):
 
     def close(self) -> None:
         """Close the connections, and give up leadership."""
-        self.end_turns()
+        self.resign()
         self._database.close()
 
     @property

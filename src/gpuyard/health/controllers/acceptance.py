@@ -26,7 +26,7 @@ from gpuyard.health.acceptance import (
     TryState,
     ended,
     judged,
-    turns,
+    next_attempts,
     waited,
     with_outcome,
 )
@@ -113,7 +113,7 @@ class AcceptanceController:
     def run(self) -> float | None:
         """Move every open attempt on, and begin those whose turn it is. Returns the seconds until the next run is due;
         None: the period is soon enough."""
-        if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
+        if not self._ledger.upkeep.leadership.is_leader(BOOKINGS):
             return None
         tries = self._tries.open()
         if not tries and (self._swept or not self._tries.counts()):
@@ -134,7 +134,7 @@ class AcceptanceController:
                     problems.append(f"acceptance of {attempt.gpu}: {error}")
         waiting = self._tries.open()
         held = self._held(waiting)
-        go, skipped = turns(waiting, self._now(), held)
+        go, skipped = next_attempts(waiting, self._now(), held)
         for attempt in skipped:
             self._write(attempt)
             self._note(attempt, attempt.cause)

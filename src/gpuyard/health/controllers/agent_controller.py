@@ -263,7 +263,7 @@ def open_agents(
             "pass it with --url"
         )
     agents = AgentService(service, GuestStore(ledger.database), gpus, latest_snapshot, service.rules, now)
-    return AgentController(agents, AgentWords(api), portal, now, lambda: ledger.upkeep.turns.has_turn(BOOKINGS))
+    return AgentController(agents, AgentWords(api), portal, now, lambda: ledger.upkeep.leadership.is_leader(BOOKINGS))
 
 
 def agents_loop(controller: AgentController) -> Loop:

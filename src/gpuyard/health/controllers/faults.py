@@ -65,11 +65,11 @@ class FaultTeller:
                 self._told.add(key)
 
     def _tell(self, gpu: GpuHealth, server: Server) -> None:
-        now, turn, bookings = self._now(), self._turn(gpu), self._bookings_of(server.id)
+        now, worsening, bookings = self._now(), self._last_worsening(gpu), self._bookings_of(server.id)
         if any(loan.id in bookings for loan in self._loans.current()):
             return  # it has been lent to them as it is
         email = self._addresses.of(server.user_id, gpu.pool)
-        trouble = what_was_seen(gpu, turn, server.id, self._verdicts)
+        trouble = what_was_seen(gpu, worsening, server.id, self._verdicts)
         details = {
             "server": server.name, "server_id": server.id, "pool": gpu.pool, "gpu": gpu.name, "trouble": trouble,
             "state": gpu.state.value, "next": what_comes(gpu),
@@ -81,23 +81,29 @@ class FaultTeller:
             why = f"its owner could not be told: Keystone has no address of user {server.user_id}"
             entries.append(_entry("message.no_address", server, why, now))
         # Its owner may have had it for longer than it is bad, and somebody else may have it at the next time.
-        incident = f"fault {turn.id if turn else int(gpu.since.timestamp())}"
+        incident = f"fault {worsening.id if worsening else int(gpu.since.timestamp())}"
         self._upkeep.note_once(gpu.pool, f"server {server.id} {gpu.name}", incident, event, *entries)
 
-    def _turn(self, gpu: GpuHealth) -> HealthEvent | None:
+    def _last_worsening(self, gpu: GpuHealth) -> HealthEvent | None:
         """The line of its record with which it went bad; None when too much was noted since."""
         lines = self._store.events(gpu.host, gpu.address, limit=LINES)
         return next((line for line in lines if line.before not in KEPT_BACK and line.after in KEPT_BACK), None)
 
 
-def what_was_seen(gpu: GpuHealth, turn: HealthEvent | None, server: str, verdicts: SignalVerdicts = BUILT_IN) -> str:
+def what_was_seen(
+    gpu: GpuHealth, worsening: HealthEvent | None, server: str, verdicts: SignalVerdicts = BUILT_IN
+) -> str:
     """Describe the fault for the owner of a server. Evidence of others is for operators, and left out."""
-    code = turn.signal if turn else gpu.signal
+    code = worsening.signal if worsening else gpu.signal
     if code not in SIGNALS:
         return "an operator has taken it out of use"
     words = verdicts.of(code, gpu.name, gpu.pool).words
-    own = turn.evidence.removeprefix(f"{server}: ") if turn is not None and turn.source is Source.GUEST else ""
-    return f"{words} ({own})" if turn is not None and own and own != turn.evidence else words
+    own = (
+        worsening.evidence.removeprefix(f"{server}: ")
+        if worsening is not None and worsening.source is Source.GUEST
+        else ""
+    )
+    return f"{words} ({own})" if worsening is not None and own and own != worsening.evidence else words
 
 
 def what_comes(gpu: GpuHealth) -> str:

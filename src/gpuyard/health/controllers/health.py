@@ -80,7 +80,7 @@ class HealthController:
         """`bookings`: the booking loop, whose snapshots of the cloud are used here, too."""
         self._service, self._store, self._rules = service, service.store, service.rules
         self._loans = ledger.loans
-        self._turns, self._bookings, self._enforcer, self._now = ledger.upkeep.turns, bookings, enforcer, now
+        self._leadership, self._bookings, self._enforcer, self._now = ledger.upkeep.leadership, bookings, enforcer, now
         self.places = site_places(compiled)
         self._classes = {gpu.provider_name: gpu.resource_class for gpu in compiled.gpus}
         self._signals = CloudSignals(service.verdicts)
@@ -100,7 +100,7 @@ class HealthController:
     def run(self) -> float | None:
         """Plan and write the states that are due. Returns the seconds until the next suspicion ends; None: no GPU is
         suspect."""
-        if not self._turns.has_turn(BOOKINGS):
+        if not self._leadership.is_leader(BOOKINGS):
             return None
         sight = self._sight()
         if sight is not None and sight is not self._judged:

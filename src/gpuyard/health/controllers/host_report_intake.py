@@ -31,7 +31,7 @@ class HostReportIntake:
         """GPU -> when its card was written down."""
         self._shown: dict[str, datetime] = {}
         """GPU -> when what it shows was written down."""
-        self._turns = {host: threading.Lock() for host in hosts}
+        self._locks = {host: threading.Lock() for host in hosts}
 
     def hear(self, host: str, body: bytes) -> None:
         """Take a report of one of `hosts`. Its observations are durable when this returns. Raises LookRefusedError,
@@ -39,7 +39,7 @@ class HostReportIntake:
         look = look_of(body)
         if look.host != host:
             raise LookRefusedError(f"host: this is a look of {look.host[:100]!r}, and the token is for {host}")
-        with self._turns[host]:
+        with self._locks[host]:
             now = self._service.now()
             gpus = {gpu.address: gpu for gpu in self._store.gpus(host=host)}
             observations, memory = judge(self._memory(host), look, gpus, now, self._service.verdicts)

@@ -34,7 +34,7 @@ from gpuyard.health.maintenance import (
     next_step,
     refuse_times,
     software_of,
-    turn,
+    transition,
 )
 from gpuyard.health.planner import is_required
 from gpuyard.health.records import HealthEvent, HostContact
@@ -176,7 +176,7 @@ class MaintenanceService:
         def change(maintenance: Maintenance) -> Maintenance:
             again = maintenance.state is MaintenanceState.CHECKING
             software = maintenance.software if again else software_of(self._look(maintenance.host)[1])
-            return replace(turn(maintenance, MaintenanceState.DRAINING, self.now), software=software)
+            return replace(transition(maintenance, MaintenanceState.DRAINING, self.now), software=software)
 
         return self._change(id, change, "it begins", words, person, "maintenance.start")
 
@@ -187,7 +187,7 @@ class MaintenanceService:
         def change(maintenance: Maintenance) -> Maintenance:
             if unchecked:
                 return replace(
-                    turn(maintenance, MaintenanceState.BACK, self.now),
+                    transition(maintenance, MaintenanceState.BACK, self.now),
                     done=maintenance.done or self.now,
                     done_by=person.user,
                 )
@@ -199,7 +199,9 @@ class MaintenanceService:
                 )
             if maintenance.state is MaintenanceState.CHECKING:  # look again
                 return replace(maintenance, since=self.now, done=self.now, done_by=person.user, problems=())
-            return replace(turn(maintenance, MaintenanceState.CHECKING, self.now), done=self.now, done_by=person.user)
+            return replace(
+                transition(maintenance, MaintenanceState.CHECKING, self.now), done=self.now, done_by=person.user
+            )
 
         text = "the host is given back without a check" if unchecked else "the work is done, and the host is checked"
         return self._change(id, change, text, words, person, "maintenance.done")
@@ -235,7 +237,7 @@ class MaintenanceService:
                     f"somebody works on {maintenance.host}: say 'gpuyard host maintenance done {maintenance.host}', "
                     "and it is checked"
                 )
-            return turn(maintenance, MaintenanceState.CANCELLED, self.now)
+            return transition(maintenance, MaintenanceState.CANCELLED, self.now)
 
         return self._change(id, change, "it is cancelled", words, person, "maintenance.cancel")
 
@@ -315,7 +317,7 @@ class MaintenanceService:
     def run(self) -> None:
         """Take the steps that are due, and end the holds of those that are over. Of several processes the leader of
         bookings does it. Raises StoreError, LedgerError."""
-        if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
+        if not self._ledger.upkeep.leadership.is_leader(BOOKINGS):
             return
         for maintenance in (*self._store.open(), *self._store.with_holds()):
             self._keep(maintenance.id, self._close(maintenance))

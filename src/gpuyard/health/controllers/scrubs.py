@@ -135,7 +135,7 @@ class ScrubController:
 
     def run(self) -> None:
         """Follow time, and the providers of returned and clean GPUs in Placement. Raises CloudError, StoreError."""
-        if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
+        if not self._ledger.upkeep.leadership.is_leader(BOOKINGS):
             return
         now = self._service.now()
         self._resumed |= dict.fromkeys(self._service.worked_on(), now)

@@ -117,7 +117,7 @@ class Runners:
         place = SetPlace(scope, label, enrolment.runner_group, enrolment.url)
         plan = SetPlan(
             capacity=lambda: self.controller.plan.capacity.get(label, 0),
-            may=lambda: self.controller.has_turn and self.controller.planned,
+            may=lambda: self.controller.is_leader and self.controller.planned,
             known=lambda number: self.controller.set_ids.__setitem__((scope, label), number),
         )
         return SetListener(place, self.doors.sets[scope], self.doors.store, self.controller.book, plan, self._now)
@@ -162,15 +162,15 @@ class Runners:
             listener.capacity_changed()
 
     def take_in(self) -> float | None:
-        return self.intake.run() if self.controller.has_turn else None
+        return self.intake.run() if self.controller.is_leader else None
 
     def look_at_github(self) -> None:
-        if self.controller.has_turn:
+        if self.controller.is_leader:
             self.registrations.look()
             self.controller.wake("registrations were looked at")
 
     def recover(self) -> None:
-        if not self.controller.has_turn:
+        if not self.controller.is_leader:
             return
         now = self._now()
         if self._pruned is None or now - self._pruned >= PRUNED:
@@ -179,11 +179,11 @@ class Runners:
         self.recovery.run()
 
     def ask_of_unclaimed(self) -> None:
-        if self.controller.has_turn:
+        if self.controller.is_leader:
             self.recovery.ask_of_unclaimed(timedelta(seconds=UNCLAIMED_PERIOD))
 
     def announce(self) -> None:
-        if self.controller.has_turn:
+        if self.controller.is_leader:
             store = self.doors.store
             jobs = [*self.controller.live.records().jobs, *store.latest_jobs({JobState.REFUSED, JobState.FAILED})]
             self._announcer.run(jobs, self.controller.plan.queue, store.job)

@@ -171,16 +171,16 @@ class RunnerController:
         """(repository in lower case, kind) -> when a runner of the kind last got a job; under "" anybody's."""
 
     @property
-    def has_turn(self) -> bool:
-        return self.doors.ledger.upkeep.turns.has_turn(RUNNERS)
+    def is_leader(self) -> bool:
+        return self.doors.ledger.upkeep.leadership.is_leader(RUNNERS)
 
-    def take_turn(self) -> bool:
-        return self.doors.ledger.upkeep.turns.take_turn(RUNNERS)
+    def try_to_lead(self) -> bool:
+        return self.doors.ledger.upkeep.leadership.try_to_lead(RUNNERS)
 
     def run(self) -> None:
         """Observe, plan and act once. Raises what went wrong, after the rest was done."""
         with self._lock:
-            if not self.take_turn():
+            if not self.try_to_lead():
                 self.waits = "another process on this database keeps the runners"
                 self.live.forget()
                 self._spare.forget()
@@ -209,7 +209,7 @@ class RunnerController:
             self.planned_anew("a plan")
             by_name = {runner.name: runner for runner in runners}
             for step in self.plan.steps:
-                self._require_turn()
+                self._require_leadership()
                 with problems.apart(str(step)[:200]):
                     self._act(step, by_name, busy, now)
             for runner in runners:
@@ -225,11 +225,11 @@ class RunnerController:
             if problems.texts:
                 raise RunnersError("; ".join(problems.texts))
 
-    def _require_turn(self) -> None:
+    def _require_leadership(self) -> None:
         """Raise RunnersError when this process is not the leader any more: after a pause in the middle of a run another
         process may be at work on its plan."""
-        if not self.has_turn:
-            raise RunnersError("this process has lost its turn to keep the runners; the rest of this run is left out")
+        if not self.is_leader:
+            raise RunnersError("this process no longer leads runners; the rest of this run is left out")
 
     def _is_due(self, name: str, now: datetime) -> bool:
         """Return whether to ask again what is left of a runner, and note that it is asked: the end of each attempt
@@ -542,7 +542,7 @@ class RunnerController:
 
     def look_at_nova(self) -> None:
         """Observe the servers; for a loop of its own."""
-        if not self.has_turn:
+        if not self.is_leader:
             return
         changed = self.sights.look_at_nova()
         runners = self.live.records().runners
@@ -556,7 +556,7 @@ class RunnerController:
 
     def look_at_consoles(self) -> None:
         """Read the consoles of runners that start; for a loop of its own."""
-        if not self.has_turn:
+        if not self.is_leader:
             return
         speaking = [runner for runner in self.live.records().runners if self.sights.wants_console(runner)]
 

@@ -79,7 +79,7 @@ class HistoryController:
     def run(self) -> None:
         """Write the latest observation, and do what it makes due. Raises what went wrong; then nothing of that was
         written."""
-        if not self._ledger.upkeep.turns.has_turn(BOOKINGS):
+        if not self._ledger.upkeep.leadership.is_leader(BOOKINGS):
             return
         sight = self._bookings.sight
         if sight is not None and sight.words is not None and sight.snapshot.taken_at != self._done:

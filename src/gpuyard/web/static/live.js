@@ -3,7 +3,7 @@
 
 const SILENCE = 45000; // ms without a word from the server (it speaks every 15 s) after which the line counts as dead
 const byId = (id) => document.getElementById(id);
-let source, heard, turn = byId("main").dataset.turn; // of the map that is shown
+let source, heard, version = byId("main").dataset.version; // of the map that is shown
 
 function duration(seconds) { // as duration() in presenter.py
   const minutes = Math.max(1, Math.floor(seconds / 60)), hours = Math.floor(minutes / 60);
@@ -64,11 +64,11 @@ async function leaveWhenLoggedOut() { // the page leads to the login, and from t
 
 function connect() {
   heard = Date.now();
-  source = new EventSource(`events?since=${turn}`);
+  source = new EventSource(`events?since=${version}`);
   for (const kind of ["map", "parts", "pulse"]) source.addEventListener(kind, (event) => {
     heard = Date.now();
     swap(event.data, kind === "parts");
-    turn = event.lastEventId || turn;
+    version = event.lastEventId || version;
     link(byId("troubles").children.length ? "behind" : byId("seen").children.length ? "live" : "connected");
   });
   source.onerror = () => {
