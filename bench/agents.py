@@ -63,19 +63,22 @@ def measure_one() -> None:
         library = mock_library(folder)
         rows = []
         for count in (1, 8):
-            with relayed(folder) as (wrap, relay), guest(folder / str(count), library, batch=BATCH, tls=wrap) as one:
-                one.more = {"SSL_CERT_FILE": str(folder / "ca.pem")}
-                one.nvml(*(gpu(index) for index in range(count)))
-                one.on_bus(count)
-                relay.to = int(one.http.url.rpartition(":")[2])
-                one.meta["gpuyard_agent"] = f"https://127.0.0.1:{relay.port} gye_{'c' * 64}"
-                one.start()
-                assert one.agent is not None
-                one.until(lambda one=one: len(one.reports()) >= 2)  # type: ignore[misc]
-                pid, began = one.agent.pid, perf_counter()
-                before, sent, reports = worked(pid), relay.sent, len(one.reports())
+            with (
+                relayed(folder) as (wrap, relay),
+                guest(folder / str(count), library, batch=BATCH, tls=wrap) as machine,
+            ):
+                machine.more = {"SSL_CERT_FILE": str(folder / "ca.pem")}
+                machine.nvml(*(gpu(index) for index in range(count)))
+                machine.on_bus(count)
+                relay.to = int(machine.http.url.rpartition(":")[2])
+                machine.meta["gpuyard_agent"] = f"https://127.0.0.1:{relay.port} gye_{'c' * 64}"
+                machine.start()
+                assert machine.agent is not None
+                machine.until(lambda machine=machine: len(machine.reports()) >= 2)  # type: ignore[misc]
+                pid, began = machine.agent.pid, perf_counter()
+                before, sent, reports = worked(pid), relay.sent, len(machine.reports())
                 sleep(LOOK)
-                samples = sum(len(told["samples"]) for told in one.reports()[reports:])
+                samples = sum(len(report["samples"]) for report in machine.reports()[reports:])
                 work, seconds = worked(pid) - before, perf_counter() - began
                 memory = sum(map(resident, (pid, *children(pid))))
                 rows += [
@@ -155,10 +158,10 @@ def portal(folder: str) -> Iterator[tuple[int, int, list[str]]]:
 
 
 def serve(folder: str) -> None:
-    found = gpus()
-    made = agent_portal(Path(folder), gpus=found)
-    made.cloud.has = {f"s{n}": (one,) for n, one in enumerate(found)}
-    tokens = [new_token(AGENT) for _ in found]
+    all_gpus = gpus()
+    made = agent_portal(Path(folder), gpus=all_gpus)
+    made.cloud.has = {f"s{n}": (gpu,) for n, gpu in enumerate(all_gpus)}
+    tokens = [new_token(AGENT) for _ in all_gpus]
     made.service._tokens |= {digest: f"s{number}" for number, (_, digest) in enumerate(tokens)}
     (Path(folder) / "tokens").write_text("\n".join(text for text, _ in tokens))
     snapshot = made.cloud.snapshot()
@@ -217,11 +220,11 @@ async def load(port: int, tokens: list[str], batch: int, per_second: float, seco
 
 
 def one_report(samples: list[object], server: int) -> bytes:
-    told = {
+    report = {
         "v": 1, "boot": BOOT, "driver": "580.95.05", "seen": 1,
         "cards": [f"GPU-34d7319c-5b19-1e75-186d-{server:012d}"], "samples": samples,
     }  # fmt: skip
-    return json.dumps(told, separators=(",", ":")).encode()
+    return json.dumps(report, separators=(",", ":")).encode()
 
 
 if __name__ == "__main__":

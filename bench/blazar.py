@@ -15,8 +15,8 @@ QUERY = Path(__file__).with_name("blazar_query.py")
 
 def query_seconds(hosts: int, leases: int, hours: Sequence[int], runs: int) -> dict[int, list[float]]:
     """Seconds of each run, by the length of the window in hours."""
-    wanted = {"hosts": hosts, "leases": leases, "hours": list(hours), "runs": runs}
-    command = [str(python()), "-P", str(QUERY), json.dumps(wanted)]  # -P: this folder has a blazar.py, too
+    request = {"hosts": hosts, "leases": leases, "hours": list(hours), "runs": runs}
+    command = [str(python()), "-P", str(QUERY), json.dumps(request)]  # -P: this folder has a blazar.py, too
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"Blazar's query failed: {done.stderr[-2000:]}")
@@ -27,10 +27,10 @@ def python() -> Path:
     """A Python with Blazar."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "gpuyard-bench" / BLAZAR.replace("==", "-")
-    found = folder / "bin" / "python"
+    interpreter = folder / "bin" / "python"
     ready = folder / "ready"
     if not ready.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([str(found), "-m", "pip", "install", "--quiet", BLAZAR], check=True, capture_output=True)
+        subprocess.run([str(interpreter), "-m", "pip", "install", "--quiet", BLAZAR], check=True, capture_output=True)
         ready.touch()
-    return found
+    return interpreter

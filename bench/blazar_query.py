@@ -32,19 +32,19 @@ REQUEST = {"VCPU": 1, "MEMORY_MB": 1024, "DISK_GB": 10, GPU: 1}
 HAS = {"VCPU": 64, "MEMORY_MB": 512 * 1024, "DISK_GB": 4096, GPU: 1}
 
 
-def main(wanted: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     with tempfile.NamedTemporaryFile(suffix=".db") as file:
         cfg.CONF.set_override("connection", f"sqlite:///{file.name}", group="database")
         cfg.CONF.set_override("sqlite_synchronous", False, group="database")  # the leases are written faster
         tables.setup_db()
-        for number in range(wanted["hosts"]):
+        for number in range(request["hosts"]):
             host = make_host(number)
-            for lease in range(wanted["leases"]):
+            for lease in range(request["leases"]):
                 first = lease * PERIOD_HOURS + (number * 5) % PERIOD_HOURS  # as bench/ledger.py has them
                 make_lease(host, first, first + 24 + (number * 7919 + lease * 104729) % 48)
         plugin = FlavorPlugin()
-        found = {str(hours): measure(plugin, hours, wanted["runs"]) for hours in wanted["hours"]}
-    print(json.dumps(found))
+        seconds_by_window = {str(hours): measure(plugin, hours, request["runs"]) for hours in request["hours"]}
+    print(json.dumps(seconds_by_window))
 
 
 def make_host(number: int) -> str:

@@ -90,16 +90,16 @@ def one(exercise: Exercise, flavor: str) -> Boot:
 
 def live(exercise: Exercise, url: str) -> list[float]:
     """Seconds from the moment that a server is seen ACTIVE until the feed names it; it may be earlier."""
-    found = []
+    seconds = []
     for _ in range(ROUNDS):
         with urlopen(f"{url}/events", timeout=30) as feed:  # our own portal
             boot = exercise.boot("k40c.2cores")
             began = monotonic()
             while boot.name not in feed.readline().decode():
                 pass
-            found.append(monotonic() - began)
+            seconds.append(monotonic() - began)
         exercise.delete([boot.server_id])
-    return found
+    return seconds
 
 
 def peak_mib(pid: int) -> float:

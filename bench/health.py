@@ -58,14 +58,16 @@ def planned() -> list[float]:
     now = datetime(2026, 11, 22, tzinfo=UTC)
     places = [SitePlace(f"h{n // 8}", f"0000:{n % 8:02x}:00.0", "v100", str(n)) for n in range(MANY)]
     records = [GpuHealth(place.host, place.address, place.pool, HealthState.FINE, now, version=1) for place in places]
-    sights = {one.name: GpuObservation("server" if n % 3 else "") for n, one in enumerate(places)}
+    sights = {place.name: GpuObservation("server" if n % 3 else "") for n, place in enumerate(places)}
     heard = {place.host: now for place in places}
-    seen = [Observation(one.host, one.address, "reported", now, "", "", n) for n, one in enumerate(places[:100], 1)]
+    observations = [
+        Observation(place.host, place.address, "reported", now, "", "", n) for n, place in enumerate(places[:100], 1)
+    ]
     around = Circumstances(now + timedelta(seconds=1), sights, None, heard)
     rules, taken = SiteHealth.model_validate({}), []
     for _ in range(ROUNDS):
         began = perf_counter()
-        plan_health(places, records, seen, rules, around)
+        plan_health(places, records, observations, rules, around)
         taken.append(1000 * (perf_counter() - began))
     return taken
 
@@ -102,10 +104,10 @@ def quarantined(operator: CloudApi, user: CloudApi, folder: Path) -> list[Measur
         finally:
             driver.stop()
     return [
-        Measured("to its state in the store", "s", [one.recorded for one in alone], LIMIT_QUARANTINE_S),
-        Measured("to reserved in Placement", "s", [one.held for one in alone], LIMIT_QUARANTINE_S),
-        Measured("to its state, under load", "s", [one.recorded for one in loaded], LIMIT_UNDER_LOAD_S),
-        Measured("to reserved, under load", "s", [one.held for one in loaded], LIMIT_UNDER_LOAD_S),
+        Measured("to its state in the store", "s", [timing.recorded for timing in alone], LIMIT_QUARANTINE_S),
+        Measured("to reserved in Placement", "s", [timing.held for timing in alone], LIMIT_QUARANTINE_S),
+        Measured("to its state, under load", "s", [timing.recorded for timing in loaded], LIMIT_UNDER_LOAD_S),
+        Measured("to reserved, under load", "s", [timing.held for timing in loaded], LIMIT_UNDER_LOAD_S),
         Measured("servers started meanwhile", "", [len(started)], 1, least=True),
     ]
 

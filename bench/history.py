@@ -120,12 +120,12 @@ class Site:
         """Sums of each day; those of months without hosts are in `totals` then, and those of days without hosts and
         people in `pools`."""
         chance = self.chance
-        here: list[list[tuple[str, ...]]] = [[self._tenant() for _ in range(4)] for _ in range(self.hosts)]
+        tenants_by_host: list[list[tuple[str, ...]]] = [[self._tenant() for _ in range(4)] for _ in range(self.hosts)]
         day = first
         while day < end:
             number = day.year * 10_000 + day.month * 100 + day.day
             nobody = ("",) * 5
-            for host, tenants in enumerate(here):
+            for host, tenants in enumerate(tenants_by_host):
                 tenants[chance.randrange(4)] = self._tenant()
                 tenants[chance.randrange(4)] = self._tenant()
                 sums: Counter[tuple[str, ...]] = Counter()
@@ -223,8 +223,8 @@ def statement(database: Database, sql: str) -> list[tuple[Any, ...]]:
         connection.execution_options(isolation_level="AUTOCOMMIT")
         if not database.sqlite:
             connection.execute(text("set statement_timeout = 0"))
-        found = connection.execute(text(sql))
-        return [tuple(row) for row in found] if found.returns_rows else []
+        result = connection.execute(text(sql))
+        return [tuple(row) for row in result] if result.returns_rows else []
 
 
 def sizes(database: Database) -> None:
@@ -273,11 +273,11 @@ def reports(history: History) -> Iterator[Measured]:
 
 
 def pages(history: History) -> Iterator[Measured]:
-    one = Which(host="gpu-0007", address="0000:03:00.0")
+    selection = Which(host="gpu-0007", address="0000:03:00.0")
     for days, back in ((30, 0), (30, 360), (365, 0)):
         end = NOW - back * A_DAY
         name = f"page of a GPU: {days} days" + (f" that ended {back} days ago" if back else "")
-        yield timed(name, partial(history.intervals, end - days * A_DAY, end, one, 1000), LIMIT_PAGE_MS)
+        yield timed(name, partial(history.intervals, end - days * A_DAY, end, selection, 1000), LIMIT_PAGE_MS)
     by = ("pool", "project_id", "project", "user_id", "user", "state", "kind")
     mine = {"project_id": f"{7:032}"}
     for first, after in ((date(2026, 10, 1), date(2026, 11, 1)), (date(2022, 3, 1), date(2022, 4, 1))):
@@ -287,8 +287,8 @@ def pages(history: History) -> Iterator[Measured]:
         yield timed(f"overview: {days} days", partial(utilisation, history, days, NOW), LIMIT_PAGE_MS)
     for back in (1, 30, 300):
         start = day_span(TODAY - back * A_DAY, ZONE)[0]
-        told = partial(history.intervals, start, start + A_DAY)
-        yield timed(f"intervals of the day {back} days ago", told, LIMIT_REPORT_MS)
+        query = partial(history.intervals, start, start + A_DAY)
+        yield timed(f"intervals of the day {back} days ago", query, LIMIT_REPORT_MS)
 
 
 def work(store: HistoryStore) -> Iterator[Measured]:
@@ -301,12 +301,15 @@ def work(store: HistoryStore) -> Iterator[Measured]:
     def look() -> None:
         taken, open = last[0] + timedelta(seconds=5), goes_on[:CHANGES]
         del goes_on[:CHANGES]
-        ends = {(one.host, one.address, one.pool): (taken, True) for one in open}
+        ends = {(interval.host, interval.address, interval.pool): (taken, True) for interval in open}
         adds = [
             replace(
-                one, start=taken, state=TrackState.CLAIMED, tenure=Tenure(server=f"s{one.host}{one.address}{taken}")
+                interval,
+                start=taken,
+                state=TrackState.CLAIMED,
+                tenure=Tenure(server=f"s{interval.host}{interval.address}{taken}"),
             )
-            for one in open
+            for interval in open
         ]
         assert store.write(last[0], taken, taken, ends, adds)
         last[0] = taken

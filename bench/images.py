@@ -45,9 +45,12 @@ def main(peer: Path | None = None) -> None:
             leave_out("Images", str(error))
             return
         image = folder / made.disk.file
-        found = check_image(image, made.virtual_bytes, made.build, nonce="0" * 16, uuid=str(uuid4()))
-    if worst(found) is not Severity.OK:
-        leave_out("The boot of an image", "; ".join(one.reason for one in found if one.severity is not Severity.OK))
+        findings = check_image(image, made.virtual_bytes, made.build, nonce="0" * 16, uuid=str(uuid4()))
+    if worst(findings) is not Severity.OK:
+        leave_out(
+            "The boot of an image",
+            "; ".join(finding.reason for finding in findings if finding.severity is not Severity.OK),
+        )
         return
     show(
         "An image of Debian 12",
@@ -55,19 +58,19 @@ def main(peer: Path | None = None) -> None:
             Measured("build, warm cache", "s", [sum(made.seconds.values())], BUILD_LIMIT),
             *(Measured(f"  {part}", "s", [seconds]) for part, seconds in made.seconds.items()),
             Measured("qcow2", "MiB", [made.disk.bytes / 2**20], SIZE_LIMIT),
-            Measured("boot until all is done", "s", [_seconds(found)], BOOT_LIMIT),
+            Measured("boot until all is done", "s", [_seconds(findings)], BOOT_LIMIT),
         ],
     )
     if peer is None:
         leave_out("The boot of Debian's own cloud image", "no file of it was named: python -m bench.images FILE")
         return
     size = int(json.loads(run(["qemu-img", "info", "--output=json", str(peer)], peer.name))["virtual-size"])
-    seen = check_image(peer, size, None, nonce="1" * 16, uuid=str(uuid4()))
+    peer_findings = check_image(peer, size, None, nonce="1" * 16, uuid=str(uuid4()))
     show(
         peer.name,
         [
             Measured("qcow2", "MiB", [peer.stat().st_size / 2**20]),
-            Measured("boot until all is done", "s", [_seconds(seen)]),
+            Measured("boot until all is done", "s", [_seconds(peer_findings)]),
         ],
     )
 

@@ -21,12 +21,12 @@ WHEEL_LIMIT_KB, CLIENT_LIMIT_S = 2000, 10
 
 def main() -> None:
     with TemporaryDirectory() as folder:
-        there = Path(folder)
+        directory = Path(folder)
         subprocess.run([uv.program(), "build", "-q", "--wheel", "--out-dir", folder, str(ROOT)], check=True)
-        (wheel,) = there.glob("*.whl")
-        installed(wheel, there / "first")  # what it needs is fetched once
-        seconds = [installed(wheel, there / f"client-{number}") for number in range(sized(3, 1))]
-        subprocess.run([there / "client-0/bin/gpuyard", "--version"], check=True, capture_output=True)
+        (wheel,) = directory.glob("*.whl")
+        installed(wheel, directory / "first")  # what it needs is fetched once
+        seconds = [installed(wheel, directory / f"client-{number}") for number in range(sized(3, 1))]
+        subprocess.run([directory / "client-0/bin/gpuyard", "--version"], check=True, capture_output=True)
         show(
             "Installing",
             [

@@ -23,19 +23,19 @@ from gpuyard_lab.settings import Lab, LabSettings, remembered
 
 @contextmanager
 def running_lab() -> Iterator[tuple[RunningLab, LoadedSite]]:
-    kept = os.environ.get("GPUYARD_BENCH_LAB")
+    named_folder = os.environ.get("GPUYARD_BENCH_LAB")
     with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:
-        state = Path(kept or folder) / ("" if kept else "lab")
-        known = remembered(state)
-        settings = LabSettings(state, port_base=known.port_base if known else free_port_base(), site=plain_site())
+        state = Path(named_folder or folder) / ("" if named_folder else "lab")
+        previous = remembered(state)
+        settings = LabSettings(state, port_base=previous.port_base if previous else free_port_base(), site=plain_site())
         try:
             running, loaded = RunningLab(settings, control.up(settings)), load_site(plain_site())
             portal.apply_site(running.lab, loaded)
             yield running, loaded
-            if kept:
+            if named_folder:
                 put_back(running.lab, loaded)
         finally:
-            if not kept:
+            if not named_folder:
                 control.down(settings)
 
 

@@ -80,7 +80,7 @@ def rows(
     for status in runs:
         for name, value in values(status):
             by_name.setdefault(name, []).append(value)
-    return [Measured(name, unit, found) for name, found in by_name.items()]
+    return [Measured(name, unit, samples) for name, samples in by_name.items()]
 
 
 if __name__ == "__main__":

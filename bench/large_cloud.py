@@ -86,9 +86,13 @@ class LargeCloud:
         names = {gpu.provider_name: gpu.host for gpu in self._gpus}
         if resources.startswith("CUSTOM_"):
             taken = {gpu.provider_name for gpu in self._taken.values()}
-            wanted = resources.partition(":")[0]
-            found = {g.provider_name: g.host for g in self._gpus if g.resource_class == wanted} if wanted else {}
-            return [_provider(row, name, host) for name, host in found.items() if name not in taken]
+            resource_class = resources.partition(":")[0]
+            matches = (
+                {g.provider_name: g.host for g in self._gpus if g.resource_class == resource_class}
+                if resource_class
+                else {}
+            )
+            return [_provider(row, name, host) for name, host in matches.items() if name not in taken]
         roots = [_provider(row, host, None) for host in self._hosts]
         return roots if resources else roots + [_provider(row, name, host) for name, host in names.items()]
 

@@ -113,19 +113,23 @@ def measure(name: str, url: str) -> list[str]:
             Measured("memory of it", "MiB", [taken]),
             *spread(
                 "admission, any GPU of a pool",
-                each(asks, lambda n, one: ledger.check(one, person(n))),
+                each(asks, lambda n, request: ledger.check(request, person(n))),
                 LIMIT_ADMISSION_MS,
             ),
             *spread(
                 f"the same, pool of {SMALL}",
-                each(small, lambda n, one: ledger.check(one, person(n))),
+                each(small, lambda n, request: ledger.check(request, person(n))),
                 LIMIT_ADMISSION_MS,
             ),
             *spread(
-                "check + insert + commit", each(asks, lambda n, one: ledger.create(one, person(n))), LIMIT_CREATE_MS
+                "check + insert + commit",
+                each(asks, lambda n, request: ledger.create(request, person(n))),
+                LIMIT_CREATE_MS,
             ),
             *spread(
-                f"the same, pool of {SMALL}", each(small, lambda n, one: ledger.create(one, person(n))), LIMIT_CREATE_MS
+                f"the same, pool of {SMALL}",
+                each(small, lambda n, request: ledger.create(request, person(n))),
+                LIMIT_CREATE_MS,
             ),
             Measured(f"a month of {SMALL} GPUs", "ms", milliseconds(lambda: month(ledger), 20), LIMIT_MONTH_MS),
         ]
@@ -207,22 +211,22 @@ class Times:
 
 
 def each(asks: list[Ask], call: Callable[[int, Ask], object]) -> Times:
-    found = Times([], [])
+    times = Times([], [])
     gc.collect()
-    for number, one in enumerate(asks):
+    for number, request in enumerate(asks):
         began, worked = perf_counter(), thread_time()
-        call(number, one)
-        found.wall.append((perf_counter() - began) * 1000)
-        found.work.append((thread_time() - worked) * 1000)
-    return found
+        call(number, request)
+        times.wall.append((perf_counter() - began) * 1000)
+        times.work.append((thread_time() - worked) * 1000)
+    return times
 
 
-def spread(name: str, found: Times, limit: float) -> Iterator[Measured]:
+def spread(name: str, times: Times, limit: float) -> Iterator[Measured]:
     """The limit is for the 99th percentile. That of the work alone is shown because it does not depend on what else the
     machine does."""
-    yield Measured(name, "ms", found.wall)
-    yield Measured(f"{name}, p99", "ms", [p99(found.wall)], limit)
-    yield Measured(f"{name}, p99 of its work", "ms", [p99(found.work)], limit)
+    yield Measured(name, "ms", times.wall)
+    yield Measured(f"{name}, p99", "ms", [p99(times.wall)], limit)
+    yield Measured(f"{name}, p99 of its work", "ms", [p99(times.work)], limit)
 
 
 def p99(values: list[float]) -> float:
@@ -266,8 +270,8 @@ def peer(url: str) -> None:
         ledger.check(ask("large", 1), person(0))
         for hours in PEER_HOURS:
             asks = [ask("large", 247 + 24 * (n % 20), hours) for n in range(200)]
-            ours = each(asks, lambda n, one: ledger.check(one, person(n)))
-            rows.append(Measured(f"Blazar, {hours} hours", "ms", [1000 * one for one in theirs[hours]]))
+            ours = each(asks, lambda n, request: ledger.check(request, person(n)))
+            rows.append(Measured(f"Blazar, {hours} hours", "ms", [1000 * seconds for seconds in theirs[hours]]))
             rows.append(Measured(f"gpuyard, {hours} hours", "ms", ours.wall))
             ratio = 1000 * median(theirs[hours]) / median(ours.wall)
             rows.append(Measured(f"so Blazar takes longer, {hours} hours", "times", [ratio], PEER_RATIO, True))

@@ -84,8 +84,8 @@ def large_host() -> Sysfs:
 
 def processes(command: list[str]) -> list[float]:
     """Wall time in ms of ten runs of a program, whatever it ends with. It keeps its bytecode, as when installed."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return milliseconds(lambda: subprocess.run(command, check=False, capture_output=True, env=kept), 10)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return milliseconds(lambda: subprocess.run(command, check=False, capture_output=True, env=environment), 10)
 
 
 if __name__ == "__main__":

@@ -82,9 +82,9 @@ def many_viewers(page: Page, gpus: int = MANY) -> None:
             change(process, number * GPUS_OF_HOST)
             page.locator(f"[id='{gpu}'].is-{GpuState.HELD.value}").wait_for()
             seconds.append(time() - began)
-            told = json.loads(others.readline())
-            last.append(told["at"] - began)
-            sent.append(told["bytes"] / 1000)
+            report = json.loads(others.readline())
+            last.append(report["at"] - began)
+            sent.append(report["bytes"] / 1000)
         memory = peak_mib(process.pid)
         whole = page.evaluate("document.documentElement.outerHTML.length") / 1000
     show(
@@ -105,16 +105,16 @@ def after_restart(gpus: int = MANY) -> None:
         before = worked(process.pid)
         with _process("returning", url) as pages:
             assert pages.stdout is not None
-            told = json.loads(pages.stdout.readline())
+            report = json.loads(pages.stdout.readline())
         work = worked(process.pid) - before
     show(
         f"{LISTENERS} pages of {gpus} GPUs come back at once after the portal's restart",
         [
-            Measured("until half of them have the map", "s", [told["half"]]),
-            Measured("until the last has it", "s", [told["last"]], RETURN_LIMIT_S),
+            Measured("until half of them have the map", "s", [report["half"]]),
+            Measured("until the last has it", "s", [report["last"]], RETURN_LIMIT_S),
             Measured("processor of the portal for all", "s", [work], RETURN_LIMIT_S),
-            Measured("sent to each", "kB", [told["bytes"] / 1000]),
-            Measured("longest answer of /healthz meanwhile", "s", [told["other"]]),
+            Measured("sent to each", "kB", [report["bytes"] / 1000]),
+            Measured("longest answer of /healthz meanwhile", "s", [report["other"]]),
         ],
     )
 
@@ -182,8 +182,8 @@ def serve(gpus: int) -> None:
 
     def read() -> None:
         for line in sys.stdin:
-            one = int(line)
-            statuses[one] = replace(statuses[one], state=GpuState.HELD, claim=None, reason=ASKED)
+            number = int(line)
+            statuses[number] = replace(statuses[number], state=GpuState.HELD, claim=None, reason=ASKED)
             inventory.publish(NOW, statuses)
 
     with bind("127.0.0.1", 0) as listener:
@@ -198,7 +198,7 @@ def serve(gpus: int) -> None:
 
 def world(gpus: int) -> list[GpuStatus]:
     """Half of them claimed, a tenth booked."""
-    found = []
+    statuses = []
     for number in range(gpus):
         host, own = divmod(number, GPUS_OF_HOST)
         gpu = Gpu(
@@ -210,26 +210,26 @@ def world(gpus: int) -> list[GpuStatus]:
             claim = Claim(
                 f"{number:08x}", f"training-{number}", "ACTIVE", f"lab-{number % 50}", f"u{number % 300}", since
             )
-            found.append(GpuStatus(gpu, GpuState.CLAIMED, "", claim))
+            statuses.append(GpuStatus(gpu, GpuState.CLAIMED, "", claim))
         elif number % 10 == 0:
-            found.append(GpuStatus(gpu, GpuState.BOOKED, "booked by ada (physics) until 2026-11-24 12:00 UTC"))
+            statuses.append(GpuStatus(gpu, GpuState.BOOKED, "booked by ada (physics) until 2026-11-24 12:00 UTC"))
         else:
-            found.append(GpuStatus(gpu, GpuState.FREE))
-    return found
+            statuses.append(GpuStatus(gpu, GpuState.FREE))
+    return statuses
 
 
 async def listen(url: str) -> None:
     """Prints a line when all are there, and one for each change that all have: when, and the bytes of one page."""
     port = int(url.rpartition(":")[2])
     counts: dict[int, list[int]] = {}
-    there = asyncio.Semaphore(0)
-    known = (await asyncio.to_thread(_turn, url)).encode()
+    ready = asyncio.Semaphore(0)
+    since = (await asyncio.to_thread(_turn, url)).encode()
 
     async def one() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
-        writer.write(b"GET /events?since=" + known + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        writer.write(b"GET /events?since=" + since + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         await reader.readuntil(b"event: pulse")
-        there.release()
+        ready.release()
         version = 0
         while True:
             block = await reader.readuntil(b"\n\n")
@@ -241,7 +241,7 @@ async def listen(url: str) -> None:
 
     tasks = [asyncio.create_task(one()) for _ in range(LISTENERS)]
     for _ in tasks:
-        await there.acquire()
+        await ready.acquire()
     print("there", flush=True)
     await asyncio.gather(*tasks)
 
@@ -265,18 +265,18 @@ async def come_back(url: str) -> None:
     async def other() -> float:
         longest = 0.0
         while len(done) < LISTENERS:
-            asked = time()
+            started = time()
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
             await reader.read()
             writer.close()
-            longest = max(longest, time() - asked)
+            longest = max(longest, time() - started)
             await asyncio.sleep(0.05)
         return longest
 
     slowest, *_ = await asyncio.gather(other(), *(one() for _ in range(LISTENERS)))
-    told = {"half": sorted(done)[LISTENERS // 2], "last": max(done), "bytes": median(sizes), "other": slowest}
-    print(json.dumps(told), flush=True)
+    report = {"half": sorted(done)[LISTENERS // 2], "last": max(done), "bytes": median(sizes), "other": slowest}
+    print(json.dumps(report), flush=True)
 
 
 def _turn(url: str) -> str:

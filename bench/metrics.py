@@ -84,11 +84,11 @@ def heard(health: HealthService, gpus: list[Gpu]) -> AgentService:
     for gpu in gpus:
         health.store.put(GpuHealth(gpu.host, gpu.address, gpu.pool, HealthState.FINE, now))
     holders = {gpu.provider_name: f"s{at}" for at, gpu in enumerate(gpus)}
-    seen = Snapshot(now, {}, frozenset(), holders, frozenset(), {}, {})
-    agents = AgentService(health, GuestStore(health.store.database), gpus, lambda: seen, health.rules, health.now)
+    snapshot = Snapshot(now, {}, frozenset(), holders, frozenset(), {}, {})
+    agents = AgentService(health, GuestStore(health.store.database), gpus, lambda: snapshot, health.rules, health.now)
     for at in range(len(gpus)):
-        told = {"v": 1, "boot": "0" * 16, "driver": "1", "seen": 1, "cards": [f"GPU-{at}"]}
-        report = report_of(json.dumps(told | {"samples": [[1, [[50, 50, 50, 50, 0, 0, 0]]]]}).encode())
+        document = {"v": 1, "boot": "0" * 16, "driver": "1", "seen": 1, "cards": [f"GPU-{at}"]}
+        report = report_of(json.dumps(document | {"samples": [[1, [[50, 50, 50, 50, 0, 0, 0]]]]}).encode())
         agents.take(agents.judge(f"s{at}", report))
     return agents
 

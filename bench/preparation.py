@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def difference(whole: list[float], part: list[float]) -> list[float]:
-    return [one - other for one, other in zip(sorted(whole), sorted(part), strict=True)]
+    return [total - other for total, other in zip(sorted(whole), sorted(part), strict=True)]
 
 
 def live() -> None:

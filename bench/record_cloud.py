@@ -57,8 +57,8 @@ def answers_to_a_snapshot(clouds_file: Path, loaded: LoadedSite) -> list[dict[st
 
     with patch.object(Session, "send", keep):
         api = connect(ADMIN_CLOUD, clouds_file)
-        seen = SnapshotTaker(api, loaded.compiled.gpus, loaded.compiled.flavors).take(datetime.now(UTC))
-        provider = seen.providers[min(seen.holders)].id
+        snapshot = SnapshotTaker(api, loaded.compiled.gpus, loaded.compiled.flavors).take(datetime.now(UTC))
+        provider = snapshot.providers[min(snapshot.holders)].id
         for what in ("inventories", "usages"):  # what openstack-exporter asks of every provider
             api.get("placement", f"/resource_providers/{provider}/{what}")
     return list(answers.values())

@@ -84,8 +84,8 @@ def main() -> None:
 def queue() -> None:
     """A thousand runners at work, nearly all GPUs taken or booked, ten thousand jobs of several shapes that wait."""
     view = full_site(random.Random(5))
-    found = plan(view, NOON)
-    assert len(found.queue) == JOBS
+    runner_plan = plan(view, NOON)
+    assert len(runner_plan.queue) == JOBS
     gc.collect()
     work = []
 
@@ -97,7 +97,7 @@ def queue() -> None:
     rows = [
         Measured("plan", "ms", milliseconds(once, RUNS), LIMIT_PLAN_MS),
         Measured("its work, whatever else the machine does", "ms", work),
-        Measured("runners to make by it", "", [sum(place.position == 0 for place in found.queue)]),
+        Measured("runners to make by it", "", [sum(place.position == 0 for place in runner_plan.queue)]),
     ]
     show(f"{JOBS} queued jobs of {REPOSITORIES} repositories, {RUNNERS} runners, {sum(POOLS.values())} GPUs", rows)
 
@@ -116,7 +116,7 @@ def full_site(chance: random.Random) -> RunnerView:
         lane = free.pop()
         end = NOON + chance.randrange(10, 700) * MINUTE
         what = choices(chance, lane.pool)
-        one = runner(
+        busy_runner = runner(
             f"busy{number}",
             RunnerState.BUSY,
             NOON - HOUR,
@@ -125,11 +125,11 @@ def full_site(chance: random.Random) -> RunnerView:
             choice=what.choices[0],
             until=end - 10 * MINUTE,
         )
-        running = job(f"busy{number}", repository(chance), NOON - HOUR, state=JobState.RUNNING, runner=one.name)
+        running = job(f"busy{number}", repository(chance), NOON - HOUR, state=JobState.RUNNING, runner=busy_runner.name)
         world.jobs[running.id] = running
-        world.runners[one.name] = one
-        world.leases[one.lease] = lease(one, end, (lane.id,))
-        world.tables[lane.pool].add(lane.id, seconds(one.created), seconds(end))
+        world.runners[busy_runner.name] = busy_runner
+        world.leases[busy_runner.lease] = lease(busy_runner, end, (lane.id,))
+        world.tables[lane.pool].add(lane.id, seconds(busy_runner.created), seconds(end))
     for lane in lanes:
         begin = NOON + chance.randrange(0, 40) * HOUR
         world.book(lane.pool, lane.id, begin, begin + chance.randrange(2, 48) * HOUR)
@@ -169,26 +169,26 @@ class Month:
 
 def month(habit: Habit) -> None:
     """Jobs in the gaps between bookings, with the planner, the ledger's timetable and its admission."""
-    found = simulate(random.Random(7), habit)
+    totals = simulate(random.Random(7), habit)
     whole = MONTH_GPUS * DAYS * 24
     show(
         f"A month of {MONTH_GPUS} GPUs, bookings {habit.title}",
         [
-            Measured("booked", "GPU-h", [found.booked]),
-            Measured("used by those who had booked", "GPU-h", [found.used]),
-            Measured("used by jobs", "GPU-h", [found.jobs]),
-            Measured("of what bookings left", "%", [100 * found.jobs / (whole - found.used)]),
-            Measured("used with jobs to without", "times", [(found.used + found.jobs) / found.used], LEAST, True),
-            Measured("at most possible", "times", [whole / found.used]),
-            Measured("jobs", "", [found.finished]),
-            Measured("bookings delayed", "", [found.delayed], 0.5),
+            Measured("booked", "GPU-h", [totals.booked]),
+            Measured("used by those who had booked", "GPU-h", [totals.used]),
+            Measured("used by jobs", "GPU-h", [totals.jobs]),
+            Measured("of what bookings left", "%", [100 * totals.jobs / (whole - totals.used)]),
+            Measured("used with jobs to without", "times", [(totals.used + totals.jobs) / totals.used], LEAST, True),
+            Measured("at most possible", "times", [whole / totals.used]),
+            Measured("jobs", "", [totals.finished]),
+            Measured("bookings delayed", "", [totals.delayed], 0.5),
         ],
     )
 
 
 def simulate(chance: random.Random, habit: Habit) -> Month:
     world = RunnerWorld(site_runners(), lanes_of("v100", [[1] * 8] * (MONTH_GPUS // 8)))
-    found, end = Month(), NOON + timedelta(days=DAYS)
+    totals, end = Month(), NOON + timedelta(days=DAYS)
     early: list[tuple[datetime, int, datetime, datetime]] = []
     """When a booking is ended, its lane, and its times."""
     for lane in world.lanes["v100"]:
@@ -198,8 +198,8 @@ def simulate(chance: random.Random, habit: Habit) -> Month:
             if until > NOON and begin < end and world.book("v100", lane.id, begin, until):
                 done = begin + chance.uniform(habit.least_used, 1) * (until - begin)
                 early.append((done, lane.id, begin, until))
-                found.booked += _within(begin, until, end)
-                found.used += _within(begin, done, end)
+                totals.booked += _within(begin, until, end)
+                totals.used += _within(begin, done, end)
     early.sort()
     number = 0
     while world.now < end:
@@ -213,9 +213,9 @@ def simulate(chance: random.Random, habit: Habit) -> Month:
         world.plan()
         before = dict(world.runners)
         world.tick(world.now + STEP, BOOTS, DELETES, lambda able: able[0])
-        for name, one in before.items():
-            clean_up(world, name, one, found)
-    return found
+        for name, previous in before.items():
+            clean_up(world, name, previous, totals)
+    return totals
 
 
 def _within(begin: datetime, until: datetime, end: datetime) -> float:
@@ -226,25 +226,25 @@ def _within(begin: datetime, until: datetime, end: datetime) -> float:
 def next_job(chance: random.Random, number: int, now: datetime) -> tuple[Job, timedelta]:
     """With its length. It states the least limit that is twice that."""
     length = min(MEDIAN_MINUTES * exp(chance.gauss(0, SPREAD)), 6 * 60) * MINUTE
-    limit = next(one for one in LONGEST if one >= 2 * length)
+    limit = next(duration for duration in LONGEST if duration >= 2 * length)
     labels = (f"cirun-gpu--{number}",)
     return job(number, repository(chance), now, spec=wanted(longest=limit), labels=labels), length
 
 
-def clean_up(world: RunnerWorld, name: str, before: Runner, found: Month) -> None:
+def clean_up(world: RunnerWorld, name: str, before: Runner, totals: Month) -> None:
     """Count a runner that is over, and forget it and its job."""
-    one = world.runners[name]
-    if one.state is not RunnerState.GONE:
+    current = world.runners[name]
+    if current.state is not RunnerState.GONE:
         return
     kept_free = before.changed + DELETES + world.hold
-    found.delayed += sum(
+    totals.delayed += sum(
         lane in world.had[name] and begin < kept_free and before.created < until
         for _, lane, begin, until in world.bookings
     )
-    done = world.jobs.pop(one.job, None)
-    if done is not None and one.busy is not None:
-        found.jobs += (before.changed - one.busy) / HOUR
-        found.finished += 1
+    done = world.jobs.pop(current.job, None)
+    if done is not None and current.busy is not None:
+        totals.jobs += (before.changed - current.busy) / HOUR
+        totals.finished += 1
     del world.runners[name]
 
 

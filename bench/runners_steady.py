@@ -43,8 +43,8 @@ def main() -> None:
 def fill(world: SimulatedRunners) -> None:
     """A thousand jobs that run for hours."""
     world.until(lambda: bool(world.github.forge.sets))
-    now, wanted = world.clock(), world.runners.site.set_wanted("gpuyard-v100")
-    wanted = replace(wanted, longest=timedelta(hours=20))
+    now, spec = world.clock(), world.runners.site.set_wanted("gpuyard-v100")
+    spec = replace(spec, longest=timedelta(hours=20))
     leases, runners, jobs = [], [], []
     for number in range(RUNNERS):
         name, id = world.runners.site.new_name("v100"), f"github.test/{10_000 + number}"
@@ -56,8 +56,8 @@ def fill(world: SimulatedRunners) -> None:
                 "github.test/demo",
                 "",
                 ("gpuyard-v100",),
-                wanted,
-                wanted.choices[0],
+                spec,
+                spec.choices[0],
                 now,
                 now,
                 "demo/science",
@@ -83,7 +83,7 @@ def fill(world: SimulatedRunners) -> None:
                 now,
                 "github.test/demo",
                 runner=name,
-                spec=wanted,
+                spec=spec,
                 started=now,
                 changed=now,
             )
@@ -130,13 +130,13 @@ def latency(world: SimulatedRunners) -> None:
     """From the kept webhook to Nova's POST, with the thousand beside it."""
     times = []
     for _ in range(HOOKS):
-        asked = len(world.nova.posts)
+        before = len(world.nova.posts)
         world.github.forge.push("demo/science", [JobOrder(("cirun-gpu",), 10_000)])
         began = perf_counter()
         world._deliver()
         world.runners.take_in()
         world.runners.controller.run()
-        if len(world.nova.posts) > asked:
+        if len(world.nova.posts) > before:
             times.append((perf_counter() - began) * 1000)
     assert times, world.ledger.find(Query())
     show("one job", [Measured("webhook to Nova's POST", "ms", times, HOOK_LIMIT_MS)])

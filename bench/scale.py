@@ -68,10 +68,10 @@ def main() -> None:
 def look(api: CloudApi, taker: SnapshotTaker, now: datetime) -> tuple[float, int]:
     """Seconds and calls."""
     before, began = api.calls, perf_counter()
-    seen = taker.take(now)
+    snapshot = taker.take(now)
     seconds = perf_counter() - began
-    assert len(seen.holders) == SERVERS
-    assert not seen.unexplained
+    assert len(snapshot.holders) == SERVERS
+    assert not snapshot.unexplained
     return seconds, api.calls - before
 
 

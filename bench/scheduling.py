@@ -35,10 +35,10 @@ ROUNDS = sized(5, 1)
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         site = write_site(Path(folder))
-        wanted = plan_of_site(site)
+        rendered = plan_of_site(site)
         for title, plan in (
-            ("as rendered", wanted),
-            ("with Nova's and Placement's defaults", replace(wanted, scheduler="", placement="")),
+            ("as rendered", rendered),
+            ("with Nova's and Placement's defaults", replace(rendered, scheduler="", placement="")),
         ):
             show(f"One host with {GPUS} GPUs, {title}", run(Path(folder) / title.split()[0], site, plan))
 

@@ -37,10 +37,12 @@ def main() -> None:
         function.reset_bus = slow(function.reset_bus)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory(prefix="gpuyard-bench-") as folder:
         write(host.nodes, Path(folder))
-        here = LocalHost(folder)
+        local_host = LocalHost(folder)
         own = []
         for _ in range(TIMES):
-            result = in_a_process(here, ScrubOrder("", LEADER), {}, scrub=partial(scrub, open_group=host.open_group))
+            result = in_a_process(
+                local_host, ScrubOrder("", LEADER), {}, scrub=partial(scrub, open_group=host.open_group)
+            )
             assert result.outcome is ScrubOutcome.CLEAN, result.reason
             own.append((result.seconds - result.reset_seconds) * 1000)
     show("Scrubs", [Measured("a group of 2 GPUs, beside its resets", "ms", own, 1000)])

@@ -75,7 +75,7 @@ def as_wanted(compiled: CompiledSite) -> SeenObjects:
     names = {name for config in compiled.provider_configs for name in (*config.inventories, *config.traits)}
     return SeenObjects(
         flavors=tuple(SeenFlavor(flavor.name, flavor) for flavor in compiled.flavors),
-        limits=(*before.limits, *(SeenLimit(str(number), one) for number, one in enumerate(compiled.limits))),
+        limits=(*before.limits, *(SeenLimit(str(number), limit) for number, limit in enumerate(compiled.limits))),
         projects=before.projects,
         aggregates=tuple(SeenAggregate(aggregate.name, aggregate) for aggregate in compiled.aggregates),
         hosts=before.hosts,

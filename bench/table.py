@@ -79,9 +79,9 @@ def leave_out(what: str, why: str) -> None:
 
 def finish() -> int:
     """Say what missed its limit and what was not measured. The exit status: 1 when there is either."""
-    for title, found in ((MISSED_TITLE, MISSED), (LEFT_OUT_TITLE, LEFT_OUT)):
-        if found:
-            print(f"\n{title}", *found, sep="\n  ")
+    for title, lines in ((MISSED_TITLE, MISSED), (LEFT_OUT_TITLE, LEFT_OUT)):
+        if lines:
+            print(f"\n{title}", *lines, sep="\n  ")
     if not MISSED and not LEFT_OUT:
         print(f"\n{NOTHING_MISSED}")
     return 1 if MISSED or LEFT_OUT else 0

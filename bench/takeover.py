@@ -82,16 +82,16 @@ def transactions(postgres: Server) -> float:
 def taken_over(booked: BookedLab, serving: Sequence[Portal], how: signal.Signals) -> tuple[float, float]:
     """Seconds until the turn is taken, and until the booking lets in. All are well at the end."""
     leader = leader_of(serving)
-    others = [one for one in serving if one is not leader]
+    others = [portal for portal in serving if portal is not leader]
     sleep(random.uniform(0, 5))
     booking = booked.book("ada", start=0)
     leader.signal(how)
     began = monotonic()
-    turn = seconds(began, lambda: any(one.keeps() for one in others))
+    turn = seconds(began, lambda: any(portal.keeps() for portal in others))
     let_in = seconds(began, lambda: booked.limits() == {"physics": 1})
     leader.signal(signal.SIGCONT) if how is signal.SIGSTOP else leader.start()
     booked.ledger.end(booking.id, booked.people["ada"])
-    until(lambda: booked.limits() == {} and all(one.is_ready() for one in serving))
+    until(lambda: booked.limits() == {} and all(portal.is_ready() for portal in serving))
     return turn, let_in
 
 

@@ -77,7 +77,7 @@ def day_sums(day: date) -> Counter[Slice]:
     """Two tenants of each host, idle GPUs and some that are held, in two tariffs: all GPU time of the day."""
     span = day_span(day, ZONE)
     whole = int((span[1] - span[0]).total_seconds()) * GPUS_EACH
-    found: Counter[Slice] = Counter()
+    seconds_by_slice: Counter[Slice] = Counter()
     for host in range(HOSTS):
         chance = random.Random(host * 1000 + (day - FIRST).days // STAYS)
         place = {"pool": f"pool-{host % 6}", "host": f"gpu-{host:04}"}
@@ -87,12 +87,12 @@ def day_sums(day: date) -> Counter[Slice]:
             who = f"user-{project}-{chance.randrange(USERS)}"
             whose = {"project_id": f"p{project}", "project": f"project-{project}", "user_id": who, "user": who}
             for tariff in ("", "night"):
-                found[Slice(tariff, **place, **whose, state="claimed", kind=kind)] += amount // 2
+                seconds_by_slice[Slice(tariff, **place, **whose, state="claimed", kind=kind)] += amount // 2
             left -= amount // 2 * 2
-        found[Slice("", **place, state="held")] += left // 10
-        found[Slice("", **place, state="free")] += left - left // 10
-    assert sum(found.values()) == whole * HOSTS
-    return found
+        seconds_by_slice[Slice("", **place, state="held")] += left // 10
+        seconds_by_slice[Slice("", **place, state="free")] += left - left // 10
+    assert sum(seconds_by_slice.values()) == whole * HOSTS
+    return seconds_by_slice
 
 
 if __name__ == "__main__":

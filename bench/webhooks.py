@@ -98,8 +98,8 @@ async def load(port: int, per_second: int, seconds: float) -> list[float]:
 
     async def connection() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        while (one := await due.get()) is not None:
-            moment, request = one
+        while (delivery := await due.get()) is not None:
+            moment, request = delivery
             await deliver(reader, writer, request)
             answers.append((perf_counter() - moment) * 1000)
         writer.close()

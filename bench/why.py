@@ -46,9 +46,9 @@ def measure(lab: Lab, loaded: LoadedSite, operator: CloudApi, exercise: Exercise
     assert {boot.status for boot in boots} == {"ACTIVE"}
     rows, calls = [], {}
     for title, flavor in (("yes", FREE), ("yes, no GPU", WITHOUT_GPUS), ("no: in use", FULL), ("no: a pair", PAIR)):
-        told = why(operator, loaded, flavor, USER_PROJECT)
-        assert told.would_start == title.startswith("yes"), told.answer
-        calls[title] = told.calls
+        explanation = why(operator, loaded, flavor, USER_PROJECT)
+        assert explanation.would_start == title.startswith("yes"), explanation.answer
+        calls[title] = explanation.calls
         taken = milliseconds(partial(why, operator, loaded, flavor, USER_PROJECT), RUNS)
         rows.append(Measured(f"connected, {title}", "ms", taken, LIMIT_MS))
     rows.append(Measured("the whole command, no: in use", "ms", milliseconds(lambda: command(lab), 5), LIMIT_MS))

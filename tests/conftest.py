@@ -78,8 +78,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Who needed a second try, and what was wrong with the first; what missed its limit in measurements."""
     for report in terminalreporter.stats.get("rerun", ()):
         crash = getattr(report.longrepr, "reprcrash", None)
-        where, said = (f"{crash.path}:{crash.lineno}", crash.message) if crash else ("", report.longreprtext)
-        terminalreporter.line(f"RERUN {report.nodeid} ({report.when}) - {where} {' '.join(said.split())[:300]}")
+        where, message = (f"{crash.path}:{crash.lineno}", crash.message) if crash else ("", report.longreprtext)
+        terminalreporter.line(f"RERUN {report.nodeid} ({report.when}) - {where} {' '.join(message.split())[:300]}")
     for report in terminalreporter.stats.get("passed", ()):
         for name, value in report.user_properties:
             if name == "bench":

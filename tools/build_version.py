@@ -54,8 +54,8 @@ def _git(root: Path, *words: str) -> str | None:
 
 
 def _digest_of_sources(root: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted([*(root / "src").rglob("*"), *(root / "lab").rglob("*")]):
         if path.is_file() and "__pycache__" not in path.parts:
-            found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
-    return found.hexdigest()[:12]
+            digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -27,10 +27,10 @@ def main() -> None:
             keep(Path(folder) / name, ROOT / "docs" / "images" / name)
 
 
-def keep(taken: Path, kept: Path) -> None:
+def keep(taken: Path, target: Path) -> None:
     """With 256 colours, which are all that a page has: a third of the size, and wheels carry the documentation."""
     with Image.open(taken) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(kept, optimize=True)
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
 
 
 if __name__ == "__main__":

@@ -83,10 +83,10 @@ def commands() -> str:
 
 def _walk(command: Any, path: str, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     context = typer.Context(command, info_name=path, terminal_width=100, max_content_width=100, **settings)
-    found = [(path, command.get_help(context).strip())]
+    sections = [(path, command.get_help(context).strip())]
     for name, below in getattr(command, "commands", {}).items():
-        found += _walk(below, f"{path} {name}", settings)
-    return found
+        sections += _walk(below, f"{path} {name}", settings)
+    return sections
 
 
 def metrics() -> str:
@@ -125,7 +125,7 @@ def metrics() -> str:
             client.get("/healthz")
             text = client.get("/metrics").text
     rows = ["| metric | kind | labels | what |", "|---|---|---|---|"]
-    for family in sorted(text_string_to_metric_families(text), key=lambda one: one.name):
+    for family in sorted(text_string_to_metric_families(text), key=lambda metric: metric.name):
         if family.name.startswith(PREFIXES):
             labels = ", ".join(
                 f"`{label}`" for label in sorted({x for sample in family.samples for x in sample.labels})
@@ -168,11 +168,11 @@ def _accounts(ledger: Ledger, pool: str) -> AccountingService:
 def _agents(health: HealthService, gpu: Gpu) -> AgentService:
     """A server whose agent has said how its GPU is."""
     server = Server("s", "server", "ACTIVE", gpu.host, "physics", "ada", "gpu")
-    seen = Snapshot(health.now(), {}, frozenset(), {gpu.provider_name: "s"}, frozenset(), {}, {"s": server})
-    agents = AgentService(health, GuestStore(health.store.database), [gpu], lambda: seen, health.rules, health.now)
+    snapshot = Snapshot(health.now(), {}, frozenset(), {gpu.provider_name: "s"}, frozenset(), {}, {"s": server})
+    agents = AgentService(health, GuestStore(health.store.database), [gpu], lambda: snapshot, health.rules, health.now)
     row = [50, 50, 50, 50, 0, 0, 0]
-    told = {"v": 1, "boot": "0" * 16, "driver": "1", "seen": 1, "cards": ["GPU-a"], "samples": [[1, [row]]]}
-    heard = agents.judge("s", report_of(json.dumps(told).encode()))
+    report = {"v": 1, "boot": "0" * 16, "driver": "1", "seen": 1, "cards": ["GPU-a"], "samples": [[1, [row]]]}
+    heard = agents.judge("s", report_of(json.dumps(report).encode()))
     agents.observe(heard, heard.observations)
     agents.take(heard)
     return agents
@@ -181,8 +181,8 @@ def _agents(health: HealthService, gpu: Gpu) -> AgentService:
 def _tallies(ledger: Ledger) -> Tallies:
     """Of a site with a channel for messages."""
     ledger.upkeep.outbox.take_undelivered("mail", utc_now())
-    told = Counts((("mail", "told"),))
-    return Tallies(told=told, reclaims=Counts((("act", "must_book", "done"),)))
+    messages = Counts((("mail", "told"),))
+    return Tallies(told=messages, reclaims=Counts((("act", "must_book", "done"),)))
 
 
 def _runners(database: Database) -> RunnerSources:
@@ -190,9 +190,9 @@ def _runners(database: Database) -> RunnerSources:
     enrolments = [{"organization": "acme", "token_file": "token"}]
     site = SiteRunners.model_validate({"project": "runners", "enrolments": enrolments, "public": True})
     choice = ServerChoice("v100", "gpu.v100", "image")
-    wanted = ServerSpec("gpu", (choice,), timedelta(hours=6))
+    spec = ServerSpec("gpu", (choice,), timedelta(hours=6))
     now = datetime.now(UTC)
-    runner = Runner("gpu-1", RunnerState.IDLE, "acme", "", ("gpu",), wanted, choice, now, now, scale_set="gpu")
+    runner = Runner("gpu-1", RunnerState.IDLE, "acme", "", ("gpu",), spec, choice, now, now, scale_set="gpu")
     calls = CallCount(limit=5000, remaining=5000)
     overview = RunnerOverviewCache()
     overview.publish(
@@ -215,10 +215,12 @@ def booking_rules() -> str:
 def health_signals() -> str:
     """Every signal of a GPU's health, as model/signals.py has it."""
     rows = ["| signal | from | seen when | threshold | what follows | what to do |", "|---|---|---|---|---|---|"]
-    for one in SIGNALS.values():
-        limit = "yes" if one.count or one.lasts else ""
-        follows = JUDGEMENTS[one.judgement]
-        rows.append(f"| `{one.code}` | {one.source.value} | {one.threshold} | {limit} | {follows} | {one.action} |")
+    for signal in SIGNALS.values():
+        limit = "yes" if signal.count or signal.lasts else ""
+        follows = JUDGEMENTS[signal.judgement]
+        rows.append(
+            f"| `{signal.code}` | {signal.source.value} | {signal.threshold} | {limit} | {follows} | {signal.action} |"
+        )
     also = (
         "What the states mean and who does what: [how each GPU is](../how-to/watch-gpu-health.md). `health.signals` of "
         "the site file [overrules what follows](../how-to/watch-gpu-health.md#overrule-a-signal), and changes the "
@@ -248,7 +250,7 @@ JUDGEMENTS = {
 
 def rights() -> str:
     """Who may do what, as model/rights.py has it."""
-    columns = [one for one in Standing if one is not Standing.NOBODY]
+    columns = [standing for standing in Standing if standing is not Standing.NOBODY]
     cells = {verb: " | ".join("yes" if column in who else "" for column in columns) for verb, who in RIGHTS.items()}
     rows = [f"| {WORDS[verb]} | {row} |" for verb, row in cells.items()]
     head = f"| may | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}"
@@ -268,7 +270,7 @@ def grants() -> str:
     lines = [GENERATED, "# What gpuyard asks of OpenStack\n", GRANTS_TEXT]
     for door, title in DOORS.items():
         lines += [f"## {title}\n", "| service | call | for | policy rules |", "|---|---|---|---|"]
-        lines += [*(_row(one) for one in CALLS if one.door is door), ""]
+        lines += [*(_row(call) for call in CALLS if call.door is door), ""]
     lines += ["## Where the site has pools of shares\n", SHARES_TEXT, "| service | call | for | policy rules |"]
     lines += ["|---|---|---|---|", *map(_row, CALLS_FOR_SHARES), ""]
     lines += ["## What is added to rules\n", ADDED_TEXT, "| service | rule | added |", "|---|---|---|"]
@@ -278,9 +280,9 @@ def grants() -> str:
     return "\n".join([*lines, ""])
 
 
-def _row(one: AllowedCall) -> str:
-    rules = ", ".join(f"`{rule}`" for rule in one.rules) or "none"
-    return f"| {one.service} | `{one.method} {one.path}` | {one.why} | {rules} |"
+def _row(call: AllowedCall) -> str:
+    rules = ", ".join(f"`{rule}`" for rule in call.rules) or "none"
+    return f"| {call.service} | `{call.method} {call.path}` | {call.why} | {rules} |"
 
 
 SHARES_TEXT = """\

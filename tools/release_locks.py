@@ -33,14 +33,14 @@ def lock(release: LabRelease) -> str:
     """Ask PyPI through uv."""
     services = [f"{package}=={version}" for package, version in release.services.items()]
     later = LATER.get(release.name, ())
-    young = [one.partition("==")[0].replace(".", "-") for one in (*services, *later)]
+    young = [requirement.partition("==")[0].replace(".", "-") for requirement in (*services, *later)]
     command = [
         os.environ.get("UV", "uv"), "pip", "compile", "--quiet", "--universal", "--no-annotate", "--no-header",
         "--python-version", spoken(OLDEST_PYTHON), "--exclude-newer", DATES[release.name],
         *(word for name in young for word in ("--exclude-newer-package", f"{name}=2026-11-01")), "-",
     ]  # fmt: skip
-    wanted = "\n".join([*services, *later, *BESIDE])
-    return subprocess.run(command, input=wanted, check=True, capture_output=True, text=True).stdout
+    requirements = "\n".join([*services, *later, *BESIDE])
+    return subprocess.run(command, input=requirements, check=True, capture_output=True, text=True).stdout
 
 
 if __name__ == "__main__":

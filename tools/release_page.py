@@ -81,15 +81,17 @@ def releases() -> str:
 
 
 def _row(release: Release) -> str:
-    found = LAB_RELEASES.get(release.name)
-    versions = ", ".join(found.services.values()) if found else "those of gpuyard's own environment"
-    pythons = f"Python {found.pythons}" if found else "that of gpuyard"
+    lab_release = LAB_RELEASES.get(release.name)
+    versions = ", ".join(lab_release.services.values()) if lab_release else "those of gpuyard's own environment"
+    pythons = f"Python {lab_release.pythons}" if lab_release else "that of gpuyard"
     cells = (f"`{release.name}`", release.nova, release.placement, release.kolla, versions, pythons, RUN[release.name])
     return f"| {' | '.join(str(cell) for cell in cells)} |"
 
 
 def _feature(name: str, text: str) -> str:
-    return f"| {text} | " + " | ".join("yes" if getattr(one, name) else "no" for one in RELEASES.values()) + " |"
+    return (
+        f"| {text} | " + " | ".join("yes" if getattr(release, name) else "no" for release in RELEASES.values()) + " |"
+    )
 
 
 assert set(RUN) == set(RELEASES)

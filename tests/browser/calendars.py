@@ -114,7 +114,7 @@ class Visits:
         self.pages.append(page)
 
         def heard(message: ConsoleMessage) -> None:
-            if message.type in ("error", "warning") and not any(known in message.text for known in REFUSALS):
+            if message.type in ("error", "warning") and not any(refusal in message.text for refusal in REFUSALS):
                 self.errors.append(message.text)
 
         def asked(request: Request) -> None:
@@ -133,13 +133,13 @@ class Visits:
         return page
 
 
-def booked(site: Site, **wanted: object) -> list[Booking]:
-    return site.ledger.find(Query(**wanted))  # type: ignore[arg-type]
+def booked(site: Site, **criteria: object) -> list[Booking]:
+    return site.ledger.find(Query(**criteria))  # type: ignore[arg-type]
 
 
-def only(site: Site, **wanted: object) -> Booking:
-    (found,) = booked(site, **wanted)
-    return found
+def only(site: Site, **criteria: object) -> Booking:
+    (booking,) = booked(site, **criteria)
+    return booking
 
 
 def at(text: str) -> datetime:
@@ -160,26 +160,26 @@ def event(page: Page, booking: Booking) -> Locator:
 
 def x_of(page: Page, moment: datetime) -> float:
     """Where on the page a time is."""
-    found: float = page.evaluate(
+    position: float = page.evaluate(
         """at => {
             const box = document.querySelector('.tl-axis').getBoundingClientRect(), {start, end} = timeline.view;
             return box.left + box.width * (at - start) / (end - start);
         }""",
         moment.timestamp() * 1000,
     )
-    return found
+    return position
 
 
 def box_of(part: Locator) -> FloatRect:
     """Where it is; it may just be drawn again."""
-    found: list[FloatRect] = []
+    boxes: list[FloatRect] = []
 
     def look() -> bool:
-        found.extend(box for box in [part.bounding_box()] if box)
-        return bool(found)
+        boxes.extend(box for box in [part.bounding_box()] if box)
+        return bool(boxes)
 
     until(look)
-    return found[0]
+    return boxes[0]
 
 
 def drag(page: Page, row: Locator, start: datetime, end: datetime, to: Locator | None = None, inset: float = 1) -> None:

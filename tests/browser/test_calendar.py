@@ -92,7 +92,7 @@ def test_a_no_has_its_reason_and_what_else_would_be_possible(site: Site, visits:
     expect(alternative).to_have_text("from Tue 24 Nov, 20:00")
     page.get_by_role("button", name="Book", exact=True).click()  # the answer of the booking itself is as good
     expect(page.locator("#fit.bad .alternative").first).to_be_visible()
-    assert [one.user for one in booked(site)] == ["bob"]
+    assert [booking.user for booking in booked(site)] == ["bob"]
     alternative.click()
     fits(page)
     page.get_by_role("button", name="Book", exact=True).click()
@@ -125,7 +125,7 @@ def test_recurring_bookings(site: Site, visits: Visits) -> None:
     page.get_by_role("button", name="Book", exact=True).click()
     expect(page.locator("#toast")).to_contain_text("3 bookings made")
     first = at("2026-11-24T08:00")
-    assert [one.ask.start for one in booked(site)] == [first, first + 7 * DAY, first + 14 * DAY]
+    assert [booking.ask.start for booking in booked(site)] == [first, first + 7 * DAY, first + 14 * DAY]
 
 
 def test_who_may_only_read_is_told_so(site: Site, visits: Visits) -> None:
@@ -191,8 +191,8 @@ def test_two_tabs_cannot_overwrite_each_other(site: Site, visits: Visits) -> Non
     event(page, made).click()
     page.get_by_role("button", name="Change…").click()
     form(page).get_by_label("Comment").fill("mine")
-    asked = Ask(**{**vars(made.ask), "end": made.ask.end + 2 * HOUR})
-    site.ledger.edit(made.id, asked, ADA)
+    edited_ask = Ask(**{**vars(made.ask), "end": made.ask.end + 2 * HOUR})
+    site.ledger.edit(made.id, edited_ask, ADA)
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.locator("#fit")).to_contain_text("Somebody has changed this booking")
     expect(page.locator("#fit")).to_contain_text("end was Wed 25 Nov, 08:00, is Wed 25 Nov, 10:00")
@@ -202,7 +202,7 @@ def test_two_tabs_cannot_overwrite_each_other(site: Site, visits: Visits) -> Non
     form(page).get_by_label("Comment").fill("mine")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(form(page)).to_be_hidden()
-    assert site.ledger.get(made.id).ask == Ask(**{**vars(asked), "comment": "mine"})
+    assert site.ledger.get(made.id).ask == Ask(**{**vars(edited_ask), "comment": "mine"})
 
 
 def test_mine_can_be_saved_over_theirs(site: Site, visits: Visits) -> None:
@@ -363,16 +363,16 @@ def test_a_feed_is_made_read_and_ended(site: Site, visits: Visits) -> None:
 
 @where(rules=Rules(approval=True, most_active=9))
 def test_an_admin_approves_holds_and_reads_what_was_done(site: Site, visits: Visits) -> None:
-    (one,) = site.ledger.create(ask(2, 5), ADA)
+    (approved,) = site.ledger.create(ask(2, 5), ADA)
     (two,) = site.ledger.create(ask(24, 5), BOB)
     page = visits.enter(site, ROOT, "admin")
     expect(page.locator("#requests .card")).to_have_count(2)
-    page.locator(f'.card[data-id="{one.id}"]').get_by_role("button", name="Approve").click()
+    page.locator(f'.card[data-id="{approved.id}"]').get_by_role("button", name="Approve").click()
     expect(page.locator("#requests .card")).to_have_count(1)
     page.locator(f'.card[data-id="{two.id}"]').get_by_role("button", name="Decline").click()
     page.get_by_role("dialog").get_by_role("button", name="Decline").click()
     expect(page.locator("#requests")).to_have_text("Nobody is waiting for your answer.")
-    assert site.ledger.get(one.id).state is BookingState.CONFIRMED
+    assert site.ledger.get(approved.id).state is BookingState.CONFIRMED
     assert site.ledger.get(two.id).state is BookingState.CANCELLED
     page.get_by_role("listbox", name="GPUs").select_option("gpu-2/0000:18:00.0")
     page.get_by_label("Why").fill("fan")
@@ -444,11 +444,11 @@ def test_a_session_that_has_ended_leads_to_the_login(site: Site, visits: Visits)
 
 def test_a_runner_is_shown_as_one_and_is_nobodys(site: Site, visits: Visits) -> None:
     what = "runner gpuyard-v100-x1 of owner/name"
-    one = site.ledger.leases.take(
+    lease = site.ledger.leases.take(
         "v100", 1, False, NOON + 8 * HOUR, "gpuyard-v100-x1", "p-ci", "ci", what, yields=False
     )
     page = visits.enter(site)
-    shown = event(page, one)
+    shown = event(page, lease)
     expect(shown).to_contain_text(what)
     expect(shown.locator("b")).to_have_text("runner")
     expect(shown).to_have_class("tl-event is-active runner others")

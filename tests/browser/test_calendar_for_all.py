@@ -255,14 +255,14 @@ def test_keys_say_what_the_mouse_does_also_where_there_is_trouble(site: Site, vi
     (made,) = site.ledger.create(ask(0, 0.25, pool="t4", comment="short"), BOB)
     site.ledger.upkeep.set_troubles(dict.fromkeys((5, 6), "lost: nova-compute does not report it"))
     page = visits.enter(site)
-    row, said = track(page, f"lane {made.lanes[0]}"), page.locator("#say")
+    row, live_region = track(page, f"lane {made.lanes[0]}"), page.locator("#say")
     expect(event(page, made)).to_have_attribute("title", re.compile("^bob, biology, 1 × t4, .*, short$"))
     row.focus()
     page.keyboard.press("Home")
-    expect(said).to_have_text(re.compile(": lost: nova-compute does not report it$"))
+    expect(live_region).to_have_text(re.compile(": lost: nova-compute does not report it$"))
     for _ in range(4):  # of three hours each, to noon
         page.keyboard.press("ArrowRight")
-    expect(said).to_have_text(
+    expect(live_region).to_have_text(
         re.compile(f": lost: nova-compute does not report it; {event(page, made).get_attribute('title')}$")
     )
 
@@ -381,24 +381,24 @@ ZONES = (
 
 def midnights(zone: str, first: datetime, days: int) -> list[float]:
     """The first moment of each day, by Python; where midnight is skipped, the moment at which clocks skip it."""
-    found = []
+    timestamps = []
     for number in range(days + 1):
         day = (first + timedelta(days=number)).replace(tzinfo=ZoneInfo(zone))
         moment = day.astimezone(UTC)
         while moment.astimezone(ZoneInfo(zone)).date() < day.date():
             moment += timedelta(minutes=1)
-        found.append(moment.timestamp() * 1000)
-    return found
+        timestamps.append(moment.timestamp() * 1000)
+    return timestamps
 
 
 @pytest.mark.parametrize("zone", ZONES)
 def test_days_begin_when_python_says_so(site: Site, visits: Visits, zone: str) -> None:
     page = visits.enter(site)
     expected = midnights(zone, datetime(2026, 1, 1), 800)  # noqa: DTZ001
-    found: list[float] = page.evaluate(
+    day_starts: list[float] = page.evaluate(
         "([zone, start, end]) => new Zone(zone).days(start, end)", [zone, expected[0], expected[-1]]
     )
-    assert found == expected
+    assert day_starts == expected
     hours = [expected[0] + 6 * 3600_000 * number for number in range(3200)]
     walls: list[str] = page.evaluate("([zone, hours]) => hours.map((at) => new Zone(zone).input(at))", [zone, hours])
     assert walls == [f"{datetime.fromtimestamp(hour / 1000, ZoneInfo(zone)):%Y-%m-%dT%H:%M}" for hour in hours]

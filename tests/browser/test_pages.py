@@ -87,8 +87,10 @@ def test_pages_fit_and_can_be_read_by_everybody(inventory: Site, visits: Visits,
 
 def violations(page: Page) -> list[str]:
     """What axe-core finds."""
-    found = AXE.run(page, options={"rules": NAMED}).response["violations"]
-    return [f"{one['id']}: {one['help']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
+    findings = AXE.run(page, options={"rules": NAMED}).response["violations"]
+    return [
+        f"{finding['id']}: {finding['help']}: {node['html'][:200]}" for finding in findings for node in finding["nodes"]
+    ]
 
 
 def test_axe_finds_what_is_wrong(inventory: Site, visits: Visits) -> None:
@@ -163,9 +165,9 @@ def test_a_gpus_page_has_all_that_is_known_of_it(inventory: Site, visits: Visits
     expect(main.get_by_role("img", name=re.compile("The last 7 days: "))).to_be_visible()
     expect(main.locator("#past tbody tr").first).to_contain_text("goes on")
     page.goto(f"{inventory.url}gpu?name=gpu-1/0000:c3:00.0")
-    kept = main.get_by_role("region", name="Reserved from now on")
-    expect(kept).to_contain_text("new riser card")
-    expect(kept).to_contain_text("hold")
+    reserved = main.get_by_role("region", name="Reserved from now on")
+    expect(reserved).to_contain_text("new riser card")
+    expect(reserved).to_contain_text("hold")
     expect(main.get_by_role("region", name="Health", exact=True)).to_contain_text("asked the vendor for another one")
     page.goto(f"{inventory.url}gpu?name=gpu-1/0000:27:00.0")
     expect(hardware).to_contain_text("With it in its IOMMU group:")
@@ -179,8 +181,8 @@ def test_a_hosts_page_has_all_that_is_known_of_it(inventory: Site, visits: Visit
     for fact in ("6.12.9", "AMI 2.4", "8.2.2", "AMD EPYC 7763, 128 CPUs", "1024 GiB", "quiet iommu=pt", "5 free of 6"):
         expect(facts).to_contain_text(fact)
     expect(main.get_by_text("It runs kernel 6.12.9; the site file was recorded with 6.1.0.")).to_be_visible()
-    seen = main.get_by_role("region", name="What the host last reported of its GPUs")
-    expect(seen.get_by_role("row", name="0000:27:00.0")).to_contain_text("its link has 4 of 16 lanes")
+    reported = main.get_by_role("region", name="What the host last reported of its GPUs")
+    expect(reported.get_by_role("row", name="0000:27:00.0")).to_contain_text("its link has 4 of 16 lanes")
     checks = main.get_by_role("region", name="Checks")
     expect(checks.get_by_role("row", name="iommu", exact=False).first).to_be_visible()
     page.goto(f"{inventory.url}host?name=gpu-2")

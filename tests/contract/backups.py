@@ -52,17 +52,17 @@ def restored(url: str, file: Path, now_after: timedelta = timedelta(0)) -> list[
     """What was said before."""
     now = NOW + now_after
     with databases.prepared(url, file, now) as plan:
-        said = list(plan.words(now))
+        messages = list(plan.words(now))
         databases.restore(plan, now)
-    return said
+    return messages
 
 
 def one_of_any_step_is_restored(url: str, new: New, folder: Path, room: str, revision: str) -> None:
     migrate(parse_url(url), ROOMS[room], revision)
     fill(url, room, revision)
     target = new()
-    said = restored(target, backed_up(url, folder))
-    assert said[1:] == ["nothing that is there now would be lost"]
+    messages = restored(target, backed_up(url, folder))
+    assert messages[1:] == ["nothing that is there now would be lost"]
     the_sample_is_there(target, room, revision)
     the_tables_are_those_of_the_code(target)
     assert databases.checked(target) == ([], [])
@@ -85,7 +85,7 @@ def numbers_are_not_given_twice(url: str, new: New, folder: Path) -> None:
     restored(target, backed_up(url, folder))
     with closing(Store.open(target)) as store:
         store.write_audit(AuditEntry(at(4), "ada", "booking.create", "b"))
-        assert [one.id for one in store.audit()] == [4, 1]
+        assert [entry.id for entry in store.audit()] == [4, 1]
 
 
 def it_is_all_of_one_moment(url: str, new: New, folder: Path) -> None:
@@ -113,9 +113,9 @@ def it_is_all_of_one_moment(url: str, new: New, folder: Path) -> None:
     target = new()
     restored(target, file)
     with closing(Store.open(target)) as store:
-        found = len(store.find(Query(), limit=10_000))
-        assert len(taken(store)) == found
-        assert 20 < found <= made
+        count = len(store.find(Query(), limit=10_000))
+        assert len(taken(store)) == count
+        assert 20 < count <= made
     assert databases.checked(target) == ([], [])
 
 
@@ -141,10 +141,10 @@ def what_was_done_since_is_said(url: str, new: New, folder: Path) -> None:
         write(store, later(kept_one, state=BookingState.CANCELLED, lanes=()))
         bad = GpuHealth("gpu-1", "0000:01:00.0", "t4", HealthState.QUARANTINED, at(1), "it fell off")
         assert health.put(bad)
-    said = restored(url, file)
-    assert said == SAID.format(file=file, release=installed_version()).splitlines()
+    messages = restored(url, file)
+    assert messages == SAID.format(file=file, release=installed_version()).splitlines()
     with closing(Store.open(url)) as store:
-        assert [one.id for one in store.find(Query())] == ["kept"]
+        assert [stored.id for stored in store.find(Query())] == ["kept"]
         assert HealthStore(store.database).gpus() == []
 
 
@@ -158,7 +158,7 @@ def what_was_there_is_kept_and_comes_back(url: str, new: New, folder: Path) -> N
     assert aside.stat().st_mode & 0o777 == 0o600
     restored(url, aside, timedelta(minutes=1))
     with closing(Store.open(url)) as store:
-        assert [one.id for one in store.find(Query())] == ["new"]
+        assert [stored.id for stored in store.find(Query())] == ["new"]
 
 
 def it_is_refused_while_a_portal_keeps_the_database(url: str, new: New, folder: Path) -> None:
@@ -168,7 +168,7 @@ def it_is_refused_while_a_portal_keeps_the_database(url: str, new: New, folder: 
         assert store.try_to_lead("bookings")
         with pytest.raises(BlockedError, match=r"a portal keeps .*: stop it first"):
             restored(url, file)
-        assert [one.id for one in store.find(Query())] == ["new"]
+        assert [stored.id for stored in store.find(Query())] == ["new"]
 
 
 def it_is_refused_while_a_portal_waits_for_its_turn(url: str, new: New, folder: Path) -> None:
@@ -178,7 +178,7 @@ def it_is_refused_while_a_portal_waits_for_its_turn(url: str, new: New, folder: 
         write(store, booking((2,), 30, 32, id="new"))
         with pytest.raises(BlockedError, match=r"has .* open; stop it first"):
             restored(url, file)
-        assert [one.id for one in store.find(Query())] == ["new"]
+        assert [stored.id for stored in store.find(Query())] == ["new"]
     restored(url, file, timedelta(minutes=1))
 
 
@@ -189,8 +189,8 @@ def one_of_a_newer_release_is_refused(url: str, new: New, folder: Path) -> None:
     newest = next(steps_of(room).get_current_head() for room in ALL_ROOMS if room.name == "health")
     (line,) = broken
     assert line.startswith(f"health: made by a newer gpuyard (9999; this one knows {newest}): install that release")
-    with closing(Database(url)) as there:
-        if not there.sqlite:
+    with closing(Database(url)) as database:
+        if not database.sqlite:
             with pytest.raises(StoreError, match="made by a newer gpuyard"):
                 backed_up(url, folder)
             return
@@ -215,13 +215,13 @@ def tables_of_an_older_release_are_seen_and_brought_up_to_date(url: str, new: Ne
     assert databases.checked(url)[1][0] == "ledger: at 0004, this release has 0005"
     with pytest.raises(BlockedError, match=r"the tables of 1 room \(ledger\) are of an older release"):
         databases.refuse_old_tables(url)
-    said: list[str] = []
-    databases.upgrade(url, said.append)
-    assert said[0] == "ledger: 0004 -> 0005"
-    assert len(said) == len(ALL_ROOMS)
+    messages: list[str] = []
+    databases.upgrade(url, messages.append)
+    assert messages[0] == "ledger: 0004 -> 0005"
+    assert len(messages) == len(ALL_ROOMS)
     databases.refuse_old_tables(url)
-    databases.upgrade(url, said.append)
-    assert said[-1] == "nothing to do: the tables are those of this release"
+    databases.upgrade(url, messages.append)
+    assert messages[-1] == "nothing to do: the tables are those of this release"
     the_tables_are_those_of_the_code(url)
 
 

@@ -57,21 +57,21 @@ def a_write_of_what_is_stale_is_refused(store: HealthStore) -> None:
     """With all that belongs to it."""
     store.put(SMALL)
     store.observe([SEEN])
-    (one,), (seen,) = store.gpus(), store.open_observations()
-    assert store.put(replace(one, state=S.IN_USE))
-    assert not store.put(replace(one, state=S.QUARANTINED), EVENT, settles=[seen.id])
+    (record,), (observation,) = store.gpus(), store.open_observations()
+    assert store.put(replace(record, state=S.IN_USE))
+    assert not store.put(replace(record, state=S.QUARANTINED), EVENT, settles=[observation.id])
     assert not store.put(SMALL, EVENT)
-    assert not store.forget(one, EVENT)
+    assert not store.forget(record, EVENT)
     assert [gpu.state for gpu in store.gpus()] == [S.IN_USE]
     assert store.events() == []
-    assert store.open_observations() == [seen]
+    assert store.open_observations() == [observation]
 
 
 def of_many_who_write_at_once_one_does(store: HealthStore) -> None:
     store.put(SMALL)
-    (one,) = store.gpus()
+    (record,) = store.gpus()
     with ThreadPoolExecutor(4) as pool:
-        assert sorted(pool.map(lambda n: store.put(replace(one, cause=str(n)), EVENT), range(8))) == [False] * 7 + [
+        assert sorted(pool.map(lambda n: store.put(replace(record, cause=str(n)), EVENT), range(8))) == [False] * 7 + [
             True
         ]
     assert len(store.events()) == 1
@@ -80,8 +80,8 @@ def of_many_who_write_at_once_one_does(store: HealthStore) -> None:
 def the_record_of_what_has_left_stays(store: HealthStore) -> None:
     store.put(GPU, EVENT)
     store.observe([SEEN])
-    (one,) = store.gpus()
-    assert store.forget(one, replace(EVENT, cause="it has left"))
+    (record,) = store.gpus()
+    assert store.forget(record, replace(EVENT, cause="it has left"))
     assert store.gpus() == []
     assert store.open_observations() == []
     assert [event.cause for event in store.events(card="GPU-1234")] == ["it has left", "no lanes"]
@@ -151,10 +151,10 @@ def a_token_that_is_good_once_is_spent_once(store: HealthStore) -> None:
 
 
 def lines_of_years_ago_go(store: HealthStore) -> None:
-    old, kept = replace(EVENT, time=at(-6 * 366 * 24)), replace(EVENT, time=at(-4 * 366 * 24))
-    store.note(old, kept, EVENT)
+    old, recent = replace(EVENT, time=at(-6 * 366 * 24)), replace(EVENT, time=at(-4 * 366 * 24))
+    store.note(old, recent, EVENT)
     store.prune(at(0))
-    assert [event.time for event in store.events()] == [EVENT.time, kept.time]
+    assert [event.time for event in store.events()] == [EVENT.time, recent.time]
 
 
 def small_things_are_remembered(store: HealthStore) -> None:
@@ -176,16 +176,16 @@ def a_host_has_one_maintenance_that_is_not_over(store: HealthStore) -> None:
         assert not any(pool.map(lambda n: some.put(replace(second, id=f"m{n}"), EVENT), range(2, 6)))
     assert len(store.events()) == 1, "nothing of it is written"
     assert some.put(replace(second, id="n", host="gpu-2"))
-    assert [one.id for one in some.open()] == ["m1", "n"]
+    assert [maintenance.id for maintenance in some.open()] == ["m1", "n"]
     old = replace(MAINTENANCE, version=1)
     assert some.put(replace(old, state=M.BACK))
     assert not some.put(replace(old, state=M.CHECKING)), "it was changed meanwhile"
-    assert [one.id for one in some.with_holds()] == ["m1"]
+    assert [maintenance.id for maintenance in some.with_holds()] == ["m1"]
     assert some.put(replace(old, state=M.BACK, holds=False, version=2))
     assert some.with_holds() == []
     assert some.put(second), "the one before is over"
-    assert [one.id for one in some.open()] == ["m2", "n"], "by start and host"
-    assert [one.id for one in some.past("gpu-1")] == ["m1"]
+    assert [maintenance.id for maintenance in some.open()] == ["m2", "n"], "by start and host"
+    assert [maintenance.id for maintenance in some.past("gpu-1")] == ["m1"]
     assert some.past("gpu-2") == []
 
 

@@ -35,9 +35,9 @@ def what_is_written_is_read(store: HistoryStore) -> None:
     assert store.write(None, at(0), at(0), {}, [USED, OTHER])
     assert store.open() == [OTHER, USED]
     assert store.write(at(0), at(2), at(1), {KEY: (at(2), True)}, [FREE, SHORT])
-    seen = store.seen()
-    assert seen is not None
-    assert (seen.first, seen.until, seen.settled, seen.rolled) == (at(0), at(2), at(1), None)
+    extent = store.seen()
+    assert extent is not None
+    assert (extent.first, extent.until, extent.settled, extent.rolled) == (at(0), at(2), at(1), None)
     ended = replace(USED, end=at(2), exact_end=True)
     assert store.open() == [OTHER, FREE]
     assert store.intervals(at(0), at(9)) == [OTHER, ended, SHORT, FREE]
@@ -46,7 +46,7 @@ def what_is_written_is_read(store: HistoryStore) -> None:
 def intervals_are_narrowed(store: HistoryStore) -> None:
     what_is_written_is_read(store)
     ended = replace(USED, end=at(2), exact_end=True)
-    for which, found in (
+    for which, expected in (
         (Which(host="gpu-1", address=KEY[1]), [ended, FREE]),
         (Which(pool="v100"), [OTHER]),
         (Which(server="s1"), [ended, SHORT]),
@@ -54,7 +54,7 @@ def intervals_are_narrowed(store: HistoryStore) -> None:
         (Which(states=[TrackState.FREE, TrackState.HELD]), [OTHER, FREE]),
         (Which(project_id="x"), []),
     ):
-        assert store.intervals(at(0), at(9), which) == found
+        assert store.intervals(at(0), at(9), which) == expected
     assert store.intervals(at(0), at(9), limit=1) == [FREE]
     assert store.intervals(at(2), at(9)) == [OTHER, FREE], "an end is no part of it"
     assert store.intervals(at(-1), at(0)) == []
@@ -78,8 +78,8 @@ def what_ends_as_it_begins_was_never(store: HistoryStore) -> None:
 
 def long_and_odd_words_are_kept_as_far_as_they_can_be(store: HistoryStore) -> None:
     store.write(None, at(0), at(0), {}, [replace(USED, tenure=Tenure("\x00" + "x" * 1000))])
-    (one,) = store.open()
-    assert one.tenure.reason == "\ufffd" + "x" * 499
+    (interval,) = store.open()
+    assert interval.tenure.reason == "\ufffd" + "x" * 499
 
 
 def many_gpus_are_written_at_once(store: HistoryStore) -> None:
@@ -121,9 +121,9 @@ def _fill(store: HistoryStore) -> SumStore:
 
 def sums_are_of_days_and_months(store: HistoryStore) -> None:
     sums = _fill(store)
-    seen = store.seen()
-    assert seen is not None
-    assert seen.rolled == date(2027, 2, 2)
+    extent = store.seen()
+    assert extent is not None
+    assert extent.rolled == date(2027, 2, 2)
     first, end = date(2026, 11, 1), date(2027, 3, 1)
     assert sums.sums(first, end, ["state"]) == [
         Sum(None, Slice(state="claimed"), 66 * 11), Sum(None, Slice(state="free"), 66 * 67 // 2),
@@ -134,12 +134,16 @@ def sums_are_of_days_and_months(store: HistoryStore) -> None:
         assert {day.seconds for day in days} == {11}
         (whole,) = sums.sums(low, high, ["pool"], where={"state": "claimed"})
         assert whole.seconds == 11 * len(days)
-        assert sum(one.seconds for one in sums.sums(low, high, (), "month", {"state": "claimed"})) == whole.seconds
+        assert (
+            sum(use_sum.seconds for use_sum in sums.sums(low, high, (), "month", {"state": "claimed"})) == whole.seconds
+        )
     months = sums.sums(first, end, (), "month", {"host": "gpu-2"})
     assert [(month.period, month.seconds) for month in months] == [
         (date(2026, 11, 1), 2), (date(2026, 12, 1), 31), (date(2027, 1, 1), 31), (date(2027, 2, 1), 2),
     ]  # fmt: skip
-    assert [one.slice for one in sums.sums(first, end) if one.slice.host == "gpu-2"] == [replace(USE, host="gpu-2")]
+    assert [use_sum.slice for use_sum in sums.sums(first, end) if use_sum.slice.host == "gpu-2"] == [
+        replace(USE, host="gpu-2")
+    ]
     assert sums.sums(end, end) == []
 
 
@@ -151,13 +155,13 @@ def a_day_is_summed_once(store: HistoryStore) -> None:
         tries = pool.map(lambda _: sums.put_day(None, day, {USE: 10}, [HourSum(at(0), "t4", "free", "", 5)]), range(6))
         assert sorted(tries) == [False] * 5 + [True]
     assert sums.put_day(day, day, {USE: 12}, [HourSum(at(0), "t4", "free", "", 6)])
-    assert [one.seconds for one in sums.sums(day, day + timedelta(days=1), ())] == [12]
+    assert [use_sum.seconds for use_sum in sums.sums(day, day + timedelta(days=1), ())] == [12]
     month = date(2026, 12, 1), date(2027, 1, 1)
-    assert [one.seconds for one in sums.sums(*month, ())] == [12]  # as months are kept without their hosts ...
-    assert [one.seconds for one in sums.sums(*month, ("host",))] == [12]  # ... and with them
+    assert [use_sum.seconds for use_sum in sums.sums(*month, ())] == [12]  # as months are kept without their hosts ...
+    assert [use_sum.seconds for use_sum in sums.sums(*month, ("host",))] == [12]  # ... and with them
     assert sums.put_day(day, day + timedelta(days=1), {USE: 5, replace(USE, host="other"): 6}, [])
-    assert [one.seconds for one in sums.sums(*month, ())] == [23]
-    assert [one.seconds for one in sums.sums(*month, ("host",))] == [17, 6]
+    assert [use_sum.seconds for use_sum in sums.sums(*month, ())] == [23]
+    assert [use_sum.seconds for use_sum in sums.sums(*month, ("host",))] == [17, 6]
     assert [hour.seconds for hour in sums.hours(at(-99), at(99))] == [6]
     assert sums.hours(at(1), at(99)) == sums.hours(at(-99), at(99), "v100") == []
 
@@ -185,19 +189,19 @@ def what_a_wrong_clock_wrote_is_taken_back(store: HistoryStore) -> None:
     entry = AuditEntry(at(20), "root", "history.repair", "history", text="clock")
     assert carry_out(store, "UTC", plan, entry)
     assert not carry_out(store, "UTC", plan, entry)
-    seen = store.seen()
-    assert seen is not None
-    assert (seen.first, seen.until, seen.settled, seen.rolled) == (at(-24), at(9), at(-12), day - DAY)
+    extent = store.seen()
+    assert extent is not None
+    assert (extent.first, extent.until, extent.settled, extent.rolled) == (at(-24), at(9), at(-12), day - DAY)
     open = [replace(held[1], end=None), replace(unseen, end=None)]
     assert store.open() == open
     cut = replace(unknown, end=at(9), exact_end=False)
     used = replace(USED, end=at(2), exact_end=True)
     assert store.intervals(at(0), at(2 * year)) == [held[0], used, cut, replace(FREE, end=at(9)), *open]
     for by in ((), ("host",)):
-        kept = sums.sums(date(2026, 1, 1), date(2028, 1, 1), by, "month")
-        assert sum(one.seconds for one in kept) == 10
+        use_sums = sums.sums(date(2026, 1, 1), date(2028, 1, 1), by, "month")
+        assert sum(use_sum.seconds for use_sum in use_sums) == 10
     assert [hour.seconds for hour in sums.hours(at(-2 * year), at(2 * year))] == [3]
-    assert [(one.action, one.text) for one in ledger.audit()] == [("history.repair", "clock")]
+    assert [(audit_entry.action, audit_entry.text) for audit_entry in ledger.audit()] == [("history.repair", "clock")]
     ledger.close()
 
 
@@ -212,8 +216,8 @@ def what_was_never_of_now_is_taken_back_wholly(store: HistoryStore) -> None:
     assert store.intervals(at(0), at(999)) == []
 
 
-def _key(one: Interval) -> GpuKey:
-    return one.host, one.address, one.pool
+def _key(interval: Interval) -> GpuKey:
+    return interval.host, interval.address, interval.pool
 
 
 RULES: tuple[Callable[[HistoryStore], None], ...] = (

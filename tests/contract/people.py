@@ -121,8 +121,8 @@ def a_changed_password_ends_what_was_before(bench: Bench) -> None:
 
 
 def projects_are_found_by_name_and_id(bench: Bench) -> None:
-    for known in (bench.project, bench.project_id):
-        assert [(project.id, project.name) for project in bench.people.projects(known)] == [
+    for name_or_id in (bench.project, bench.project_id):
+        assert [(project.id, project.name) for project in bench.people.projects(name_or_id)] == [
             (bench.project_id, bench.project)
         ]
     for unknown in ("no-such-project", "../x", "ü", ""):
@@ -130,8 +130,8 @@ def projects_are_found_by_name_and_id(bench: Bench) -> None:
 
 
 def users_are_found_by_name_and_id(bench: Bench) -> None:
-    for known in (bench.user, bench.user_id):
-        assert list(bench.people.users(known)) == [bench.user_id]
+    for name_or_id in (bench.user, bench.user_id):
+        assert list(bench.people.users(name_or_id)) == [bench.user_id]
     for unknown in ("no-such-user", "../x", "ü", ""):
         assert not bench.people.users(unknown)
 

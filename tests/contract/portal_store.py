@@ -15,13 +15,13 @@ SECOND = timedelta(seconds=1)
 
 
 def sessions_expire(store: PortalStore) -> None:
-    one = Session("d1", "u", "ada", "p", "c", at(0), at(1), at(9))
-    other = replace(one, digest="d2", user_id="v", expires=at(9))
-    store.put_session(one)
+    session = Session("d1", "u", "ada", "p", "c", at(0), at(1), at(9))
+    other = replace(session, digest="d2", user_id="v", expires=at(9))
+    store.put_session(session)
     store.put_session(other)
     assert store.switch("d1", "q")
     assert store.put_off("d1", at(2))
-    assert store.get_session("d1", at(1)) == replace(one, project_id="q", expires=at(2))
+    assert store.get_session("d1", at(1)) == replace(session, project_id="q", expires=at(2))
     assert store.get_session("d1", at(2)) is store.get_session("none", at(0)) is None
     store.prune(at(2))
     assert store.get_session("d1", at(0)) is None
@@ -36,8 +36,8 @@ def sessions_expire(store: PortalStore) -> None:
 def sessions_of_a_user_end_together(store: PortalStore) -> None:
     early = Session("d1", "u", "ada", "p", "c", at(0), at(5), at(9))
     late, other = replace(early, digest="d2", created=at(1)), replace(early, digest="d3", user_id="v", user="bob")
-    for one in (other, late, early):
-        store.put_session(one)
+    for session in (other, late, early):
+        store.put_session(session)
     assert (store.sessions(at(1)), store.sessions(at(1), "u")) == ([early, late, other], [early, late])
     assert store.sessions(at(5)) == []
     assert store.delete_sessions("u", at(0)) == 1
@@ -47,25 +47,25 @@ def sessions_of_a_user_end_together(store: PortalStore) -> None:
 
 
 def feeds_are_found_by_their_secret_and_owner(store: PortalStore) -> None:
-    one, two = (
+    user_feed, two = (
         Feed("d1", "user", "u", "u", at(1), at(8)),
         Feed("d2", "gpu", "gpu-1/0000:01:00.0", "u", at(0), at(9)),
     )
     other = Feed("d3", "user", "v", "v", at(0), at(9))
-    for feed in (one, other, two):
+    for feed in (user_feed, other, two):
         store.put_feed(feed)
     assert (store.get_feed("d1", at(7)), store.get_feed("d1", at(8)), store.get_feed("none", at(0))) == (
-        one,
+        user_feed,
         None,
         None,
     )
     assert (store.feeds(at(1), "u"), store.feeds(at(1)), store.feeds(at(8))) == (
-        [two, one],
-        [two, one, other],
+        [two, user_feed],
+        [two, user_feed, other],
         [two, other],
     )
     store.note_use("d2", at(3))
-    assert store.feeds(at(1), "u") == [replace(two, used=at(3)), one]
+    assert store.feeds(at(1), "u") == [replace(two, used=at(3)), user_feed]
     store.prune(at(8))
     assert store.get_feed("d1", at(0)) is None
     assert store.delete_feed("d2")

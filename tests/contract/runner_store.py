@@ -93,12 +93,12 @@ def jobs_are_asked_for_by_state_and_repository(store: RunnerStore) -> None:
         for number, state in enumerate(JobState)
     ]
     store.put(many[::-1])
-    assert store.jobs() == [one for one in many if one.state not in DONE]
+    assert store.jobs() == [job for job in many if job.state not in DONE]
     assert store.jobs(EVERY, "acme/1") == many[1::2]
     assert store.jobs(EVERY, limit=2) == many[:2]
     assert store.latest_jobs(EVERY, limit=2) == many[:-3:-1]
     assert store.latest_jobs(EVERY, before=at(2)) == many[1::-1]
-    assert store.latest_jobs() == [one for one in many[::-1] if one.state in DONE]
+    assert store.latest_jobs() == [job for job in many[::-1] if job.state in DONE]
     assert store.repositories_with_jobs("acme", at(0)) == ["acme/1", "acme/0"], "who had the latest comes first"
     assert store.repositories_with_jobs("acme", at(5), 1) == ["acme/1"]
     assert store.repositories_with_jobs("other", at(0)) == store.repositories_with_jobs("acme", at(9)) == []
@@ -111,7 +111,7 @@ def runners_are_live_or_over(store: RunnerStore) -> None:
     assert store.runners() == live
     assert store.runners(over=True) == over[::-1]
     assert store.runners(over=True, limit=1) == over[-1:]
-    assert store.runners_of("github.com/1") == sorted([*live, *over], key=lambda one: (one.created, one.name))
+    assert store.runners_of("github.com/1") == sorted([*live, *over], key=lambda runner: (runner.created, runner.name))
     assert store.runners_of("github.com/2") == []
 
 
@@ -184,9 +184,11 @@ def what_happened_lately_can_be_counted(store: RunnerStore) -> None:
     gone = replace(RUNNER, name="r2", state=RunnerState.FAILED, cause=Cause.GPU_CHECK, ended=at(3))
     elsewhere = replace(JOB, id="j3", started=at(3), runner="")
     store.put([early, late, elsewhere, SMALL_JOB], [replace(RUNNER, ended=None), gone])
-    assert [(one.id, one.waited) for one in store.started(at(1))] == [("j2", 7200), ("j1", 3600)]
-    assert [one.id for one in store.started(at(2))] == ["j2"]
-    assert [(one.name, one.cause, one.pool) for one in store.ended(at(3))] == [("r2", Cause.GPU_CHECK, "v100")]
+    assert [(job.id, job.waited) for job in store.started(at(1))] == [("j2", 7200), ("j1", 3600)]
+    assert [job.id for job in store.started(at(2))] == ["j2"]
+    assert [(runner.name, runner.cause, runner.pool) for runner in store.ended(at(3))] == [
+        ("r2", Cause.GPU_CHECK, "v100")
+    ]
     assert store.ended(at(4)) == []
 
 

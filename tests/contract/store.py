@@ -209,9 +209,9 @@ def a_booking_is_read_as_it_was_written(store: Store) -> None:
 
 def new_bookings_get_a_place_in_the_order_in_which_they_came(store: Store) -> None:
     first, second = write(store, booking((1,)), booking((2,)))
-    third, kept = write(store, booking((3,)), later(first, reason="x"))
+    third, updated = write(store, booking((3,)), later(first, reason="x"))
     assert first.followed < second.followed < third.followed
-    assert kept.followed == first.followed
+    assert updated.followed == first.followed
 
 
 def a_booking_is_replaced_only_in_the_version_that_was_read(store: Store) -> None:
@@ -223,8 +223,8 @@ def a_booking_is_replaced_only_in_the_version_that_was_read(store: Store) -> Non
         write(store, later(booking()))
     with pytest.raises(ConflictError):
         write(store, replace(booking((2,)), id=first.id))
-    (found,) = store.find(Query())
-    assert found.reason == "one"
+    (stored,) = store.find(Query())
+    assert stored.reason == "one"
     assert len(taken(store)) == 1
 
 
@@ -265,7 +265,7 @@ def a_lane_is_taken_in_the_states_that_have_it(store: Store) -> None:
         if state not in (BookingState.OFFERED, BookingState.CONFIRMED, BookingState.ACTIVE)
     ]
     write(store, *(booking((1,), state=state) for state in others))
-    assert {one.lane for one in taken(store)} == {1, 2, 3}
+    assert {row.lane for row in taken(store)} == {1, 2, 3}
 
 
 def two_never_have_a_lane_at_a_time(store: Store) -> None:
@@ -293,7 +293,7 @@ def a_longer_time_takes_nobodys_lane(store: Store) -> None:
     with pytest.raises(OverlapError):
         write(store, later(first, ask=moved(first, 0, 2.5)))
     (first,) = write(store, later(first, ask=moved(first, -1, 2)))
-    assert {(one.start, one.end) for one in taken(store) if one.booking == first.id} == {
+    assert {(row.start, row.end) for row in taken(store) if row.booking == first.id} == {
         (int(at(-1).timestamp()), int(at(2).timestamp()))
     }
 
@@ -301,7 +301,7 @@ def a_longer_time_takes_nobodys_lane(store: Store) -> None:
 def bookings_change_places(store: Store) -> None:
     first, second = write(store, booking((1,)), booking((2,)))
     first, second = write(store, later(first, lanes=(2,)), later(second, lanes=(1,)))
-    assert {(one.booking, one.lane) for one in taken(store)} == {(first.id, 2), (second.id, 1)}
+    assert {(row.booking, row.lane) for row in taken(store)} == {(first.id, 2), (second.id, 1)}
 
 
 def one_that_ends_leaves_its_lane_and_stays_in_the_calendar(store: Store) -> None:
@@ -359,10 +359,10 @@ def the_generation_rises_once_when_what_is_taken_changes(store: Store) -> None:
 def steps_lead_from_any_generation_to_now(store: Store) -> None:
     """As a timetable would, from any moment of a random history."""
     chance = random.Random(7)
-    there: dict[str, Booking] = {}
+    bookings_by_id: dict[str, Booking] = {}
     moments: list[tuple[int, set[Taken]]] = []
     for _ in range(60):
-        _random_step(store, chance, there)
+        _random_step(store, chance, bookings_by_id)
         with store.look("t4") as look:
             moments.append((look.generation, set(look.occupancy(at(-10_000)))))
     for generation, was in moments:
@@ -372,25 +372,25 @@ def steps_lead_from_any_generation_to_now(store: Store) -> None:
         for step in steps:
             (now.add if step.taken else now.remove)(Taken(*step[:4]))
         assert now == moments[-1][1]
-    assert {(one.id, lane) for one in there.values() for lane in one.lanes} == {
-        (one.booking, one.lane) for one in moments[-1][1]
+    assert {(booking.id, lane) for booking in bookings_by_id.values() for lane in booking.lanes} == {
+        (row.booking, row.lane) for row in moments[-1][1]
     }
 
 
-def _random_step(store: Store, chance: random.Random, there: dict[str, Booking]) -> None:
-    if there and chance.random() < 0.4:
-        old = chance.choice(list(there.values()))
+def _random_step(store: Store, chance: random.Random, bookings_by_id: dict[str, Booking]) -> None:
+    if bookings_by_id and chance.random() < 0.4:
+        old = chance.choice(list(bookings_by_id.values()))
         if chance.random() < 0.5:
             write(store, later(old, state=BookingState.ENDED))
-            del there[old.id]
+            del bookings_by_id[old.id]
             return
-        wanted = later(old, lanes=tuple(chance.sample((1, 2, 3), len(old.lanes))))
+        draft = later(old, lanes=tuple(chance.sample((1, 2, 3), len(old.lanes))))
     else:
         first = chance.randrange(30)
         lanes = tuple(chance.sample((1, 2, 3), chance.randrange(1, 3)))
-        wanted = booking(lanes, first, first + chance.randrange(1, 4))
+        draft = booking(lanes, first, first + chance.randrange(1, 4))
     with suppress(OverlapError):
-        (there[wanted.id],) = write(store, wanted)
+        (bookings_by_id[draft.id],) = write(store, draft)
 
 
 def what_is_taken_comes_in_order(store: Store) -> None:
@@ -410,8 +410,8 @@ def a_timetable_that_is_too_old_is_told_so(store: Store) -> None:
             write(store, booking((1,), first, first + 1))
     with store.look("t4") as look:
         now = look.generation
-        known = [generation for generation in range(now + 3) if look.changes_since(generation) is not None]
-        assert known == list(range(now - 5, now + 1)), "and one of a generation that there never was"
+        generations = [generation for generation in range(now + 3) if look.changes_since(generation) is not None]
+        assert generations == list(range(now - 5, now + 1)), "and one of a generation that there never was"
         assert len(look.changes_since(now - 3) or ()) == 3
         assert look.changes_since(now) == []
 
@@ -427,8 +427,8 @@ def the_waitlist_is_in_order(store: Store) -> None:
         booking((), state=BookingState.WAITING),
         booking((), state=BookingState.REQUESTED),
     ]
-    a, b, c, d, _ = (one.id for one in write(store, *waits))
-    assert [one.id for one in read(store, lambda look: look.waiting())] == [c, b, a, d]  # type: ignore[attr-defined]
+    a, b, c, d, _ = (stored.id for stored in write(store, *waits))
+    assert [stored.id for stored in read(store, lambda look: look.waiting())] == [c, b, a, d]  # type: ignore[attr-defined]
 
 
 def what_the_clock_moves_is_found(store: Store) -> None:
@@ -451,8 +451,8 @@ def what_the_clock_moves_is_found(store: Store) -> None:
         booking((), 1, 2, state=BookingState.WAITING),
     )
     due = read(store, lambda look: look.due(at(0)))
-    assert [one.id for one in due] == [ends.id, *sorted(x.id for x in (*begins, confirmed)), offered.id]  # type: ignore[attr-defined]
-    assert [one.id for one in read(store, lambda look: look.due(at(-0.001)))] == []  # type: ignore[attr-defined]
+    assert [stored.id for stored in due] == [ends.id, *sorted(x.id for x in (*begins, confirmed)), offered.id]  # type: ignore[attr-defined]
+    assert [stored.id for stored in read(store, lambda look: look.due(at(-0.001)))] == []  # type: ignore[attr-defined]
 
 
 def what_ends_is_found(store: Store) -> None:
@@ -485,15 +485,15 @@ def leases_that_are_on_are_found(store: Store) -> None:
         booking((1,), 5, 6, id="somebodys", state=BookingState.ACTIVE),
     ]
     write(store, *made)
-    found = {"on", "yields", "another"}
-    assert {one.id for one in cast("list[Booking]", read(store, lambda look: look.leases()))} == found
-    assert [one.id for one in cast("list[Booking]", read(store, lambda look: look.yielding()))] == ["yields"]
+    lease_ids = {"on", "yields", "another"}
+    assert {stored.id for stored in cast("list[Booking]", read(store, lambda look: look.leases()))} == lease_ids
+    assert [stored.id for stored in cast("list[Booking]", read(store, lambda look: look.yielding()))] == ["yields"]
 
     def of(server: str) -> object:
         return read(store, lambda look: look.lease_of(server, made[0].project_id))
 
-    assert isinstance(one := of("r1"), Booking)
-    assert one.id == "on"
+    assert isinstance(leased := of("r1"), Booking)
+    assert leased.id == "on"
     assert [of("r3"), of(""), of("r9")] == [None] * 3
     assert read(store, lambda look: look.yielding(), "v100") == read(store, lambda look: look.leases(), "v100") == []
 
@@ -510,9 +510,9 @@ def open_bookings_of_a_user_are_counted(store: Store) -> None:
         assert look.active_count("u-bob") == 1
         assert look.active_count("u-cyd") == 0
         for without in ("", made[0].id, made[-1].id):
-            counted = {one.id for one in made if one.state in OPEN and one.id != without}
-            assert {one.id for one in look.active_of("u-ada", without)} == counted
-        assert [one.user_id for one in look.active_of("u-bob")] == ["u-bob"]
+            counted = {stored.id for stored in made if stored.state in OPEN and stored.id != without}
+            assert {stored.id for stored in look.active_of("u-ada", without)} == counted
+        assert [stored.user_id for stored in look.active_of("u-bob")] == ["u-bob"]
 
 
 def bookings_that_are_not_over_are_counted(store: Store) -> None:
@@ -520,15 +520,17 @@ def bookings_that_are_not_over_are_counted(store: Store) -> None:
     write(store, booking((1, 2), state=BookingState.ACTIVE), booking((3,), kind=BookingKind.HOLD), *waits)
     write(store, booking((), state=BookingState.ENDED))
     write(store, replace(booking((4,)), ask=replace(booking().ask, pool="v100")), pool="v100")
-    found = {(one.pool, one.kind, one.state): (one.bookings, one.gpus) for one in store.live(("t4",), OPEN)}
-    assert found == {
+    counts = {
+        (group.pool, group.kind, group.state): (group.bookings, group.gpus) for group in store.live(("t4",), OPEN)
+    }
+    assert counts == {
         ("t4", BookingKind.BOOKING, BookingState.ACTIVE): (1, 2),
         ("t4", BookingKind.BOOKING, BookingState.WAITING): (2, 2),
         ("t4", BookingKind.HOLD, BookingState.CONFIRMED): (1, 1),
     }
-    (first,) = (one.oldest for one in store.live(("t4",), [BookingState.WAITING]))
+    (first,) = (group.oldest for group in store.live(("t4",), [BookingState.WAITING]))
     assert first == at(2)
-    assert [one.pool for one in store.live(("t4", "v100"), [BookingState.CONFIRMED])].count("v100") == 1
+    assert [group.pool for group in store.live(("t4", "v100"), [BookingState.CONFIRMED])].count("v100") == 1
     assert store.live((), OPEN) == []
 
 
@@ -538,10 +540,10 @@ def gpu_seconds_of_a_project_are_summed(store: Store) -> None:
     made = []
     for _ in range(80):
         first = chance.randrange(-20, 20)
-        one = booking((), first, first + chance.randrange(9), state=chance.choice(list(BookingState)))
+        draft = booking((), first, first + chance.randrange(9), state=chance.choice(list(BookingState)))
         kind = chance.choice([BookingKind.BOOKING] * 4 + [BookingKind.HOLD])
-        ask = replace(one.ask, gpus=chance.randrange(1, 4))
-        made.append(replace(one, ask=ask, kind=kind, project_id=chance.choice(["p-alpha", "p-beta"])))
+        ask = replace(draft.ask, gpus=chance.randrange(1, 4))
+        made.append(replace(draft, ask=ask, kind=kind, project_id=chance.choice(["p-alpha", "p-beta"])))
     write(store, *made)
     counted = {
         BookingState.OFFERED,
@@ -552,11 +554,11 @@ def gpu_seconds_of_a_project_are_summed(store: Store) -> None:
     }
     for first, last, without in ((-5, 5, ""), (0, 1, ""), (-99, 99, ""), (5, 5, ""), (-5, 5, made[0].id)):
         hours = sum(
-            one.ask.gpus
-            for one in made
+            stored.ask.gpus
+            for stored in made
             for hour in range(first, last)
-            if one.project_id == "p-alpha" and one.kind is BookingKind.BOOKING and one.state in counted
-            if one.ask.start <= at(hour) < one.ask.end and one.id != without
+            if stored.project_id == "p-alpha" and stored.kind is BookingKind.BOOKING and stored.state in counted
+            if stored.ask.start <= at(hour) < stored.ask.end and stored.id != without
         )
         with store.look("t4") as look:
             assert look.booked_seconds("p-alpha", at(first), at(last), without) == 3600 * hours
@@ -571,7 +573,7 @@ def what_matches_a_query_is_found_in_order(store: Store) -> None:
         some = []
         for _ in range(60):
             first = chance.randrange(20)
-            one = booking(
+            draft = booking(
                 (), first, first + chance.randrange(5), state=chance.choice([BookingState.WAITING, BookingState.ENDED])
             )
             who = {
@@ -580,17 +582,17 @@ def what_matches_a_query_is_found_in_order(store: Store) -> None:
                 "series": chance.choice(["", "s"]),
             }
             kind = chance.choice(list(BookingKind))
-            some.append(replace(one, ask=replace(one.ask, pool=pool), kind=kind, **who))  # type: ignore[arg-type]
+            some.append(replace(draft, ask=replace(draft.ask, pool=pool), kind=kind, **who))  # type: ignore[arg-type]
         made += write(store, *some, pool=pool)
-    made.sort(key=lambda one: (one.ask.start, one.id))
+    made.sort(key=lambda stored: (stored.ask.start, stored.id))
     for query in _queries():
-        assert store.find(query) == [one for one in made if _matches(query, one)], query
+        assert store.find(query) == [stored for stored in made if _matches(query, stored)], query
     pages, marker = [], ""
     while page := store.find(Query(user_id="a"), 7, marker):
         assert len(page) <= 7
         pages += page
         marker = page[-1].id
-    assert pages == [one for one in made if one.user_id == "a"]
+    assert pages == [stored for stored in made if stored.user_id == "a"]
     with pytest.raises(UsageError, match="'nobody'"):
         store.find(Query(), marker="nobody")
 
@@ -607,16 +609,16 @@ def _queries() -> Iterator[Query]:
     yield Query(end=at(8))
 
 
-def _matches(query: Query, one: Booking) -> bool:
+def _matches(query: Query, booking: Booking) -> bool:
     return (
-        query.pool in ("", one.ask.pool)
-        and query.user_id in ("", one.user_id)
-        and query.project_id in ("", one.project_id)
-        and query.series in ("", one.series)
-        and (not query.kinds or one.kind in query.kinds)
-        and (not query.states or one.state in query.states)
-        and (query.start is None or one.ask.end > query.start)
-        and (query.end is None or one.ask.start < query.end)
+        query.pool in ("", booking.ask.pool)
+        and query.user_id in ("", booking.user_id)
+        and query.project_id in ("", booking.project_id)
+        and query.series in ("", booking.series)
+        and (not query.kinds or booking.kind in query.kinds)
+        and (not query.states or booking.state in query.states)
+        and (query.start is None or booking.ask.end > query.start)
+        and (query.end is None or booking.ask.start < query.end)
     )
 
 
@@ -665,10 +667,12 @@ def an_event_is_told_to_every_channel_until_it_was(store: Store) -> None:
     assert store.take_undelivered("mail", at(1)) == []
     (again,) = store.take_undelivered("mail", at(2))
     assert (again.event, again.attempts) == (second.event, 1)
-    assert [one.event for one in store.take_undelivered("mail", at(3))] == [second.event], "whoever had it is dead"
+    assert [delivery.event for delivery in store.take_undelivered("mail", at(3))] == [second.event], (
+        "whoever had it is dead"
+    )
     store.put_off("mail", second.event.id, None)
     assert store.take_undelivered("mail", at(99)) == []
-    assert [one.event for one in store.take_undelivered("hook", at(0), limit=1)] == [first.event]
+    assert [delivery.event for delivery in store.take_undelivered("hook", at(0), limit=1)] == [first.event]
 
 
 def one_has_the_turn_until_it_ends(store: Store) -> None:
@@ -691,7 +695,7 @@ def later_events_of_a_booking_wait_for_earlier_ones(store: Store) -> None:
     """Also when another process has the earlier one, or it was tried in vain."""
 
     def told(moment: int, limit: int = 100) -> list[str]:
-        return [one.event.kind for one in store.take_undelivered("mail", at(moment), limit)]
+        return [delivery.event.kind for delivery in store.take_undelivered("mail", at(moment), limit)]
 
     assert told(0) == []
     for kind, subject in (("first", "a"), ("second", "a"), ("other", "b"), ("third", "a")):
@@ -724,8 +728,8 @@ def what_waits_to_be_told_is_counted_by_channel(store: Store) -> None:
     assert store.waiting() == {"mail": (0, None), "hook": (0, None)}
     for hour in (5, 4):
         write_event(store, Event(f"at {hour}", at(hour), "", "u"))
-    told, given_up = store.take_undelivered("mail", at(9))
-    store.mark_delivered("mail", told.event.id, at(9))
+    delivered, given_up = store.take_undelivered("mail", at(9))
+    store.mark_delivered("mail", delivered.event.id, at(9))
     assert store.waiting() == {"mail": (1, given_up.event.at), "hook": (2, at(4))}
     store.put_off("mail", given_up.event.id, None)
     assert store.waiting() == {"mail": (0, None), "hook": (2, at(4))}
@@ -735,10 +739,10 @@ def events_that_were_told_are_pruned(store: Store) -> None:
     store.take_undelivered("mail", at(0))
     for kind in ("told", "waits"):
         write_event(store, Event(kind, at(0), "", "u"))
-    told, waits = store.take_undelivered("mail", at(0))
-    store.mark_delivered("mail", told.event.id, at(0))
+    delivered, waits = store.take_undelivered("mail", at(0))
+    store.mark_delivered("mail", delivered.event.id, at(0))
     store.prune(at(1))
-    assert [one.event for one in store.take_undelivered("mail", at(1))] == [waits.event]
+    assert [delivery.event for delivery in store.take_undelivered("mail", at(1))] == [waits.event]
 
 
 def the_audit_log_is_read_from_its_end(store: Store) -> None:
@@ -747,22 +751,24 @@ def the_audit_log_is_read_from_its_end(store: Store) -> None:
     with store.change("t4") as change:
         for entry in entries[1:]:
             change.audit(entry)
-    found = store.audit(3)
-    assert [replace(entry, id=0) for entry in found] == entries[:1:-1]
-    assert [replace(entry, id=0) for entry in store.audit(before=found[-1].id)] == entries[1::-1]
+    latest = store.audit(3)
+    assert [replace(entry, id=0) for entry in latest] == entries[:1:-1]
+    assert [replace(entry, id=0) for entry in store.audit(before=latest[-1].id)] == entries[1::-1]
 
 
 def cases_are_open_until_they_are_cleared(store: Store) -> None:
-    one = Overstay("s1", "vm", "t4", "u", "p", "must_book", ReclaimAction.SHELVE, at(0))
-    two = replace(one, server_id="s2", seen=at(1), warned=at(1), due=at(2), done=at(2), dry_run=False, text="shelved")
+    overstay = Overstay("s1", "vm", "t4", "u", "p", "must_book", ReclaimAction.SHELVE, at(0))
+    two = replace(
+        overstay, server_id="s2", seen=at(1), warned=at(1), due=at(2), done=at(2), dry_run=False, text="shelved"
+    )
     store.put_case(two)
-    store.put_case(one)
-    assert store.open_cases() == [one, two]
-    store.put_case(replace(one, cleared=at(3)))
-    again = replace(one, seen=at(4))
+    store.put_case(overstay)
+    assert store.open_cases() == [overstay, two]
+    store.put_case(replace(overstay, cleared=at(3)))
+    again = replace(overstay, seen=at(4))
     store.put_case(again)
     assert store.open_cases() == [two, again]
-    assert store.cases() == [again, two, replace(one, cleared=at(3))]
+    assert store.cases() == [again, two, replace(overstay, cleared=at(3))]
     assert store.cases(1) == [again]
 
 

@@ -42,7 +42,7 @@ from gpuyard.web.store import schema as portal_schema
 from tests.contract.store import at, booking, prepare, taken, write
 
 SCHEMAS = (ledger_schema, portal_schema, runners_schema, health_schema, history_schema)
-ROOMS = {one.ROOM.name: one.ROOM for one in SCHEMAS}
+ROOMS = {schema.ROOM.name: schema.ROOM for schema in SCHEMAS}
 DUMPS = Path(__file__).parents[1] / "support"
 
 SAMPLES: dict[tuple[str, str], str] = {
@@ -245,7 +245,7 @@ def the_old_booking_is_there(url: str) -> None:
     with closing(Store.open(url)) as store:
         (old,) = store.find(Query())
         assert (old.id, old.lanes, old.ask.start, old.ask.end) == ("old", (1,), at(0), at(2))
-        assert [one.booking for one in taken(store)] == ["old"]
+        assert [row.booking for row in taken(store)] == ["old"]
         with pytest.raises(OverlapError):
             write(store, booking((1,), 1, 3))
         write(store, booking((1,), 2, 3))
@@ -284,22 +284,22 @@ def the_old_job_is_there(url: str) -> None:
 def the_bad_gpu_is_there(url: str) -> None:
     with closing(Database(url)) as database:
         store = HealthStore(database)
-        (gpu,), (event,), (seen,) = store.gpus(), store.events(), store.open_observations()
+        (gpu,), (event,), (observation,) = store.gpus(), store.events(), store.open_observations()
         assert (gpu.state, gpu.since, gpu.card, gpu.version) == (HealthState.QUARANTINED, at(0), "serial", 3)
         assert gpu.software.kernel == "6.1"
         assert (event.after, event.evidence) == (HealthState.QUARANTINED, "ffffffff")
-        assert (seen.code, seen.by, seen.seen) == ("reported", "ada", at(2))
+        assert (observation.code, observation.by, observation.seen) == ("reported", "ada", at(2))
         assert [token.subject for token in store.tokens("watch")] == ["h"]
         assert (store.heard(), store.value("k")) == ({"h": at(2)}, "v")
-        assert [one.host for one in MaintenanceStore(database).open()] == ["h"]
+        assert [maintenance.host for maintenance in MaintenanceStore(database).open()] == ["h"]
 
 
 def the_old_use_is_there(url: str) -> None:
     with closing(Database(url)) as database:
         store = HistoryStore(database)
-        seen = store.seen()
-        assert seen is not None
-        assert (seen.first, seen.until, seen.rolled) == (at(0), at(2), date(2026, 12, 1))
+        extent = store.seen()
+        assert extent is not None
+        assert (extent.first, extent.until, extent.rolled) == (at(0), at(2), date(2026, 12, 1))
         tenure = Tenure("", "b", "booking", "s", "train", "u", "ada", "p", "alpha", "f", "")
         assert store.open() == [Interval("h", "0000:01:00.0", "t4", TrackState.CLAIMED, at(0), None, tenure, True)]
         (sum,) = SumStore(database).sums(date(2026, 12, 1), date(2027, 1, 1), ["user", "state"])
@@ -344,11 +344,11 @@ def what_e126ab2_had_is_there(url: str) -> None:
 
 def all_rows(connection: Connection) -> dict[str, list[dict[str, object]]]:
     """Of each table that is there, in order."""
-    there = MetaData()
-    there.reflect(connection)
+    metadata = MetaData()
+    metadata.reflect(connection)
     return {
         name: [dict(row) for row in connection.execute(select(table).order_by(*table.columns)).mappings()]
-        for name, table in there.tables.items()
+        for name, table in metadata.tables.items()
     }
 
 

@@ -97,15 +97,15 @@ class BookedLab:
 
     def statuses(self, pool: str | None = POOL) -> list[GpuStatus]:
         """Of a pool, or of all."""
-        found = gpu_statuses(self.compiled.gpus, self.snapshot(), self.controller.words)
-        return [status for status in found if pool in (None, status.gpu.pool)]
+        statuses = gpu_statuses(self.compiled.gpus, self.snapshot(), self.controller.words)
+        return [status for status in statuses if pool in (None, status.gpu.pool)]
 
     def claim_on(self, lane: Lane) -> Claim | None:
         """Who has the first GPU of a lane."""
-        (found,) = [
+        (status,) = [
             s for s in self.statuses(lane.pool) if (s.gpu.host, s.gpu.address) == (lane.host, lane.addresses[0])
         ]
-        return found.claim
+        return status.claim
 
     def server(self, server_id: str) -> dict[str, Any]:
         return dict(self.operator.get("compute", f"/servers/{server_id}")["server"])
@@ -122,15 +122,15 @@ class BookedLab:
 
     def reserved(self) -> set[str]:
         """Providers of the pool that are reserved, also below servers."""
-        found = set()
+        provider_names = set()
         for gpu in self.compiled.gpus:
             provider = self.snapshot_providers().get(gpu.provider_name)
             if provider is not None:
                 path = f"/resource_providers/{provider}/inventories"
                 rows = self.operator.get("placement", path)["inventories"]
                 if any(row["reserved"] for row in rows.values()):
-                    found.add(gpu.provider_name)
-        return found
+                    provider_names.add(gpu.provider_name)
+        return provider_names
 
     def snapshot_providers(self) -> dict[str, str]:
         return {row["name"]: row["uuid"] for row in self.operator.providers()}
@@ -162,17 +162,17 @@ def set_reserved(operator: CloudApi, provider: str, reserved: int) -> None:
 
 
 def people_of(
-    lab: RunningLab, operator: CloudApi, made: list[str], wanted: Mapping[str, str] = PEOPLE
+    lab: RunningLab, operator: CloudApi, made: list[str], projects_by_user: Mapping[str, str] = PEOPLE
 ) -> tuple[dict[str, Person], dict[str, CloudApi]]:
     """Accounts in Keystone (user -> project), made when they are missing, and a connection of each. `made` gets
     paths."""
     roles = {row["name"]: row["id"] for row in operator.get("identity", "/roles")["roles"]}
     projects = {
         name: _ensure(operator, made, "project", name, {"domain_id": "default"})
-        for name in sorted(set(wanted.values()))
+        for name in sorted(set(projects_by_user.values()))
     }
     people, apis = {}, {}
-    for name, project in wanted.items():
+    for name, project in projects_by_user.items():
         user = _ensure(operator, made, "user", name, {"domain_id": "default", "password": PASSWORD})
         path = f"/projects/{projects[project]}/users/{user}/roles/{roles['member']}"
         operator.request("PUT", "identity", path)
@@ -182,11 +182,11 @@ def people_of(
 
 
 def _ensure(operator: CloudApi, made: list[str], kind: str, name: str, values: Mapping[str, Any]) -> str:
-    found = operator.get("identity", f"/{kind}s", name=name)[f"{kind}s"]
-    if not found:
-        found = [operator.request("POST", "identity", f"/{kind}s", {kind: {"name": name, **values}})[kind]]
-        made.append(f"/{kind}s/{found[0]['id']}")
-    return str(found[0]["id"])
+    rows = operator.get("identity", f"/{kind}s", name=name)[f"{kind}s"]
+    if not rows:
+        rows = [operator.request("POST", "identity", f"/{kind}s", {kind: {"name": name, **values}})[kind]]
+        made.append(f"/{kind}s/{rows[0]['id']}")
+    return str(rows[0]["id"])
 
 
 def _log_in(lab: RunningLab, user: str, project: str) -> CloudApi:

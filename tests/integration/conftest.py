@@ -85,8 +85,8 @@ def start_lab(
     release_cache: Path | None = None,
 ) -> RunningLab:
     """Bring up a lab in a folder, on ports that are free."""
-    known = remembered(state)
-    port_base = known.port_base if known else free_port_base()
+    existing = remembered(state)
+    port_base = existing.port_base if existing else free_port_base()
     settings = LabSettings(state, port_base=port_base, site=site, release=release, release_cache=release_cache)
     return RunningLab(settings, control.up(settings, plan))
 
@@ -97,14 +97,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
 
     OS_CLIENT_CONFIG_FILE points to its clouds.yaml, for code that connects by itself.
     """
-    kept = os.environ.get(REUSE_VARIABLE)
+    reused = os.environ.get(REUSE_VARIABLE)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    state = Path(kept).resolve() / worker if kept else tmp_path_factory.mktemp("lab")
+    state = Path(reused).resolve() / worker if reused else tmp_path_factory.mktemp("lab")
     running = start_lab(state, site=plain_site())
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OS_CLIENT_CONFIG_FILE", str(running.status.clouds_file))
         yield running
-    if not kept:
+    if not reused:
         control.down(running.settings)
 
 
@@ -141,8 +141,8 @@ def user(lab: RunningLab) -> CloudApi:
 @pytest.fixture(scope="session")
 def applied(operator: CloudApi, example: CompiledSite) -> None:
     """The example site's flavors and limits are in the lab."""
-    seen = read_objects(operator, example)
-    SiteApplier(operator, seen).apply(plan_site(example, seen), lambda step: None)
+    observed = read_objects(operator, example)
+    SiteApplier(operator, observed).apply(plan_site(example, observed), lambda step: None)
 
 
 @pytest.fixture

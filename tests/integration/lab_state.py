@@ -42,10 +42,10 @@ def restore_limits(operator: CloudApi, before: Limits) -> None:
             operator.request("DELETE", "identity", f"/{kind}/{row['id']}")
     for (kind, name, project), row in before.items():
         number = KINDS[kind]
-        there = after.get((kind, name, project))
-        if there is None:
+        current = after.get((kind, name, project))
+        if current is None:
             made = {key: value for key, value in row.items() if key not in OWN}
             operator.request("POST", "identity", f"/{kind}", {kind: [made]})
-        elif (there[number], there["description"]) != (row[number], row["description"]):
+        elif (current[number], current["description"]) != (row[number], row["description"]):
             body = {kind.removesuffix("s"): {number: row[number], "description": row["description"] or ""}}
-            operator.request("PATCH", "identity", f"/{kind}/{there['id']}", body)
+            operator.request("PATCH", "identity", f"/{kind}/{current['id']}", body)

@@ -225,9 +225,9 @@ class Month:
         password = {"user": {"name": user, "password": PASSWORD, "domain": domain}}
         scope = {"project": {"name": PEOPLE[user], "domain": domain}}
         auth = {"identity": {"methods": ["password"], "password": password}, "scope": scope}
-        found = call("POST", f"{self.lab.lab.endpoint('keystone')}/auth/tokens", {"auth": auth}).token
-        assert found is not None
-        return found
+        token = call("POST", f"{self.lab.lab.endpoint('keystone')}/auth/tokens", {"auth": auth}).token
+        assert token is not None
+        return token
 
     def looked(self) -> datetime:
         """When the last look was that is in history."""
@@ -257,8 +257,8 @@ class Month:
     def leap(self, moment: datetime) -> None:
         """Go forward to a moment, if it has not come yet; in steps that are short enough to be seen."""
         while moment - self.clock() >= 2 * SECOND:
-            seen = self.portal is not None and self.minutes == PATIENT
-            self.clock.until(min(moment, self.clock() + A_STEP) if seen else moment)
+            watched = self.portal is not None and self.minutes == PATIENT
+            self.clock.until(min(moment, self.clock() + A_STEP) if watched else moment)
             if self.portal is not None:
                 self.look()
 
@@ -320,7 +320,7 @@ class Month:
 
     def resize(self, machine: Machine, flavor: str) -> None:
         """Where Nova lets it, and has room for both at once."""
-        id = next(one["id"] for one in self.flavors() if one["name"] == flavor)
+        id = next(row["id"] for row in self.flavors() if row["name"] == flavor)
         body = {"resize": {"flavorRef": id}}
         if machine.there and not machine.shelved and self._try(machine, body, "VERIFY_RESIZE"):
             self.act(machine, {"confirmResize": None}, "ACTIVE")
@@ -508,7 +508,7 @@ def spans_of(month: Month) -> list[Span]:
     """Every use of a GPU, by what Nova remembers: when servers ended by its accounts for those who bill, and when they
     gave GPUs back by its list of actions. Until the end of the month."""
     ends = _ended(month)
-    found = []
+    spans = []
     for machine in month.machines:
         path = f"/servers/{machine.id}/os-instance-actions"
         rows = month.operator.get("compute", path)["instanceActions"]
@@ -521,14 +521,14 @@ def spans_of(month: Month) -> list[Span]:
                 end = whole(named[turn.nth]["updated_at"])
             else:
                 end = ends[machine.id] if not machine.there else LAST
-            found += _by_booking(month, Span(machine.user, turn.host, turn.pool, turn.gpus, begin, end))
+            spans += _by_booking(month, Span(machine.user, turn.host, turn.pool, turn.gpus, begin, end))
             begin = end if turn.ended_by == "resize" else None  # Nova says a bit before that it was launched anew
-    return [one for one in found if one.start < one.end]
+    return [span for span in spans if span.start < span.end]
 
 
 def _ended(month: Month) -> dict[str, datetime]:
     """Id of each server that was deleted -> when."""
-    found = {}
+    ends = {}
     projects = {row["name"]: row["id"] for row in month.operator.get("identity", "/projects")["projects"]}
     span = {"start": f"{FIRST - 24 * HOUR:%Y-%m-%dT%H:%M:%S}", "end": f"{LAST + 24 * HOUR:%Y-%m-%dT%H:%M:%S}"}
     for project in set(PEOPLE.values()):
@@ -536,17 +536,18 @@ def _ended(month: Month) -> dict[str, datetime]:
         usage = month.operator.get("compute", path, **span)["tenant_usage"]
         for row in usage.get("server_usages", ()):
             if row["ended_at"]:
-                found[row["instance_id"]] = whole(row["ended_at"])
-    return found
+                ends[row["instance_id"]] = whole(row["ended_at"])
+    return ends
 
 
 def _by_booking(month: Month, span: Span) -> list[Span]:
     """Cut where a booking of its user's begins and ends."""
     mine = [booking for booking in month.bookings if (booking.user, booking.pool) == (span.user, span.pool)]
-    cuts = {span.start, span.end} | {time for one in mine for time in (one.start, one.end)}
+    cuts = {span.start, span.end} | {time for booking in mine for time in (booking.start, booking.end)}
     times = sorted(time for time in cuts if span.start <= time <= span.end)
     return [
-        replace(span, start=a, end=b, booked=any(one.start <= a < one.end for one in mine)) for a, b in pairwise(times)
+        replace(span, start=a, end=b, booked=any(booking.start <= a < booking.end for booking in mine))
+        for a, b in pairwise(times)
     ]
 
 

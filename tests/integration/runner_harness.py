@@ -210,8 +210,8 @@ def open_yard(
             forge.add_repository(name).files[".cirun.yml"] = about.cirun
         site = site_file(folder, github.url, about.rules)
         compiled = load_site(site).compiled
-        seen = read_objects(operator, compiled)
-        SiteApplier(operator, seen).apply(plan_site(compiled, seen), lambda step: None)
+        observed = read_objects(operator, compiled)
+        SiteApplier(operator, observed).apply(plan_site(compiled, observed), lambda step: None)
         door, project = open_servers_project(operator, PROJECT, "runners")
         servers = ProjectServers(door)
         delete_limits(operator)

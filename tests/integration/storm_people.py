@@ -83,8 +83,8 @@ class StormPeople:
             if not refused.alternatives:
                 self.turned_down.append(f"{pool}: {'; '.join(refused.reasons)}")
                 return None
-            asked = refused.alternatives[0]["ask"]
-            other = {**wish, "start": asked["start"], "end": asked["end"]}
+            ask = refused.alternatives[0]["ask"]
+            other = {**wish, "start": ask["start"], "end": ask["end"]}
         try:
             return self._create(other)
         except ApiRefusedError as refused:  # a runner was faster
@@ -159,16 +159,18 @@ class StormPeople:
                     raise
                 sleep(AGAIN)
 
-    def lost_or_doubled(self, found: Sequence[Booking]) -> list[str]:
-        """Where the ledger has another truth than people were told. `found`: all bookings that it has."""
-        told = dict.fromkeys(self.used, BookingState.ENDED) | dict.fromkeys(self.cancelled, BookingState.CANCELLED)
-        known = {one.id: one for one in found}
-        wrong = [f"booking {id} is lost" for id in told if id not in known]
-        for one in found:
-            if one.id not in told:
-                wrong.append(f"nobody was told of booking {one.id}, or it was of no use: {one}")
-            elif one.state is not told[one.id]:
-                wrong.append(f"booking {one.id} should be {told[one.id].value}: {one}")
+    def lost_or_doubled(self, bookings: Sequence[Booking]) -> list[str]:
+        """Where the ledger has another truth than people were told. `bookings`: all bookings that it has."""
+        expected_states = dict.fromkeys(self.used, BookingState.ENDED) | dict.fromkeys(
+            self.cancelled, BookingState.CANCELLED
+        )
+        bookings_by_id = {booking.id: booking for booking in bookings}
+        wrong = [f"booking {id} is lost" for id in expected_states if id not in bookings_by_id]
+        for booking in bookings:
+            if booking.id not in expected_states:
+                wrong.append(f"nobody was told of booking {booking.id}, or it was of no use: {booking}")
+            elif booking.state is not expected_states[booking.id]:
+                wrong.append(f"booking {booking.id} should be {expected_states[booking.id].value}: {booking}")
         return wrong
 
     def told(self) -> str:

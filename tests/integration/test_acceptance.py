@@ -54,23 +54,23 @@ def opened(
         return made[-1]
 
     yield make
-    for one in made:
-        one.clear()
+    for booked_lab in made:
+        booked_lab.clear()
     sweep(operator)  # a test that failed has left its servers on GPUs that others want
-    seen = read_objects(operator, example)
-    SiteApplier(operator, seen).apply(plan_site(example, seen), lambda step: None)
+    observed = read_objects(operator, example)
+    SiteApplier(operator, observed).apply(plan_site(example, observed), lambda step: None)
 
 
 def own_project(operator: CloudApi) -> None:
     """As the how-to says: a project, in which gpuyard has the role admin."""
-    found = operator.get("identity", "/projects", name=PROJECT)["projects"]
-    if not found:
+    projects = operator.get("identity", "/projects", name=PROJECT)["projects"]
+    if not projects:
         body = {"project": {"name": PROJECT, "domain_id": "default"}}
-        found = [operator.request("POST", "identity", "/projects", body)["project"]]
+        projects = [operator.request("POST", "identity", "/projects", body)["project"]]
     roles = {row["name"]: row["id"] for row in operator.get("identity", "/roles")["roles"]}
     (admin,) = operator.get("identity", "/users", name="admin")["users"]
     for role in ("admin", "member", "reader"):
-        path = f"/projects/{found[0]['id']}/users/{admin['id']}/roles/{roles[role]}"
+        path = f"/projects/{projects[0]['id']}/users/{admin['id']}/roles/{roles[role]}"
         operator.request("PUT", "identity", path)
 
 
@@ -144,8 +144,8 @@ def test_a_gpu_that_was_repaired_is_accepted_by_a_server_on_it_and_no_thief_gets
             # First the card is still bad: a server sees that, where no host did.
             break_gpu(tree, lane.addresses[0], Fault.FELL_OFF)
             (bad,) = acceptance.ask([lane.name], ROOT).tries
-            found = over(acceptance, bad, nobody_elses)
-            assert (found.state, "0xff" in found.cause) == (TryState.FAILED, True), found
+            outcome = over(acceptance, bad, nobody_elses)
+            assert (outcome.state, "0xff" in outcome.cause) == (TryState.FAILED, True), outcome
             assert service.gpu(lane.name).state is HealthState.QUARANTINED
             nobody_elses()
             mend_gpu(tree, lane.host, lane.addresses[0])
@@ -153,8 +153,8 @@ def test_a_gpu_that_was_repaired_is_accepted_by_a_server_on_it_and_no_thief_gets
             service.end_repair(lane.name, "replaced", ROOT)
             began = monotonic()
             (good,) = acceptance.ask([lane.name], ROOT).tries
-            found = over(acceptance, good, nobody_elses)
-            assert found.state is TryState.PASSED, found
+            outcome = over(acceptance, good, nobody_elses)
+            assert outcome.state is TryState.PASSED, outcome
             took = monotonic() - began
         record_property("acceptance_seconds", round(took, 1))
         print(f"\nfrom the request to accepted: {took:.1f} s; thief refused {thief.refused}, let in {thief.accepted}")
@@ -170,11 +170,11 @@ def test_a_gpu_that_was_repaired_is_accepted_by_a_server_on_it_and_no_thief_gets
         driver.stop()
 
 
-def over(acceptance: AcceptanceService, one: Try, always: Callable[[], None]) -> Try:
+def over(acceptance: AcceptanceService, attempt: Try, always: Callable[[], None]) -> Try:
     """What came of a try."""
 
     def now() -> Try:
-        return acceptance.batch(one.batch)[0]
+        return acceptance.batch(attempt.batch)[0]
 
     wait(lambda: now().state in OVER, f"something comes of it: {now()}", always)
     return now()

@@ -66,8 +66,8 @@ def hand_made_plan(*, placement: bool) -> LabPlan:
 
 def whitelist(host: str) -> str:
     """As options that the lab takes for one host: under its new name, and one entry a line."""
-    found = json.loads(WHITELISTS[host])
-    entries = found if isinstance(found, list) else [found]
+    parsed = json.loads(WHITELISTS[host])
+    entries = parsed if isinstance(parsed, list) else [parsed]
     return "[pci]\n" + "".join(f"device_spec = {json.dumps(entry)}\n" for entry in entries)
 
 
@@ -138,7 +138,7 @@ def write_files(folder: Path, *, placement: bool = False) -> None:
 
 def make_objects(operator: CloudApi) -> None:
     """What 'openstack flavor create' and 'openstack flavor set --property' make."""
-    there = {item.flavor.name for item in read_objects(operator).flavors}
+    existing = {item.flavor.name for item in read_objects(operator).flavors}
     demo = read_objects(operator).projects["demo"]
     for name, identity, size, ephemeral, properties, public in (
         (V100_FLAVOR, V100_FLAVOR, (8, 65536, 60), 0, {"pci_passthrough:alias": "tesla-v100:1"}, True),
@@ -156,7 +156,7 @@ def make_objects(operator: CloudApi) -> None:
         ("gpu.large.g3", None, (2, 4096, 20), 0, {"pci_passthrough:alias": "T4:1", "gpu": "true"}, True),
         ("ci_medium", "ci_medium", (4, 8192, 60), 0, {}, True),
     ):
-        if name in there:
+        if name in existing:
             continue
         vcpus, ram, disk = size
         body = {"name": name, "vcpus": vcpus, "ram": ram, "disk": disk, "OS-FLV-EXT-DATA:ephemeral": ephemeral}
@@ -280,8 +280,8 @@ def test_the_way_on_from_there_with_servers_running(cloud: HandMadeCloud, tmp_pa
     assert states[TITANS, "0000:18:00.0"] is GpuState.CLAIMED, "its audio function is no longer offered, and it runs"
     cloud.delete(cloud.boot(V100_FLAVOR))
     edit(file, "gpus: {tesla-v100: 1}\n    foreign: true\n", "gpus: {tesla-v100: 1}\n")
-    asked = CliRunner().invoke(app, ["site", "plan", "--site", str(file), "--os-cloud", ADMIN_CLOUD])
-    assert "openstack flavor set --description 'made by gpuyard for site mine' gpu_4xlarge" in str(asked.exception)
+    result = CliRunner().invoke(app, ["site", "plan", "--site", str(file), "--os-cloud", ADMIN_CLOUD])
+    assert "openstack flavor set --description 'made by gpuyard for site mine' gpu_4xlarge" in str(result.exception)
     description = {"flavor": {"description": "made by gpuyard for site mine"}}
     cloud.operator.request("PUT", "compute", f"/flavors/{V100_FLAVOR}", description)
     assert_nothing_to_do(file)

@@ -34,9 +34,9 @@ TIMES = ("--start", "+1h", "--end", "+4h")
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    found = open_ledger(tmp_path_factory.mktemp("ledger"), Rules(most_active=100), RealClock())
-    yield found
-    found.close()
+    ledger = open_ledger(tmp_path_factory.mktemp("ledger"), Rules(most_active=100), RealClock())
+    yield ledger
+    ledger.close()
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +112,12 @@ def test_openstack_has_the_commands(lab: RunningLab, catalogued: str) -> None:
 
 def test_without_an_entry_in_the_catalogue_the_address_must_be_said(lab: RunningLab, portal: str) -> None:
     for program in ("gpuyard", "openstack gpu"):
-        asked = run(lab, DEMO_CLOUD, *program.split(), "booking", "list")
-        assert asked.returncode != 0
-        assert "the catalogue has no service of type gpu; name the portal" in asked.stderr
+        result = run(lab, DEMO_CLOUD, *program.split(), "booking", "list")
+        assert result.returncode != 0
+        assert "the catalogue has no service of type gpu; name the portal" in result.stderr
     assert data(lab, DEMO_CLOUD, "gpuyard", "booking", "list", "--url", portal) == []
-    there = run(lab, DEMO_CLOUD, "openstack", "gpu", "booking", "list", GPUYARD_URL=portal)
-    assert there.returncode == 0, there.stderr
+    listed = run(lab, DEMO_CLOUD, "openstack", "gpu", "booking", "list", GPUYARD_URL=portal)
+    assert listed.returncode == 0, listed.stderr
     lost = run(lab, DEMO_CLOUD, "openstack", "gpu", "booking", "list", GPUYARD_URL="http://127.0.0.1:9")
     assert "the portal at http://127.0.0.1:9 does not answer" in lost.stderr
 
@@ -134,10 +134,10 @@ def test_a_wrong_password_is_said_in_one_line(lab: RunningLab, portal: str, tmp_
     text = YAML(typ="safe").load(clouds)
     text["clouds"][DEMO_CLOUD]["auth"]["password"] = "wrong"  # noqa: S105
     YAML().dump(text, clouds)
-    found = run(lab, DEMO_CLOUD, "gpuyard", "booking", "list", "--url", portal, OS_CLIENT_CONFIG_FILE=str(clouds))
-    assert found.returncode == 1
-    assert "Keystone does not accept the credentials" in found.stderr
-    assert len(found.stderr.strip().splitlines()) == 1
+    result = run(lab, DEMO_CLOUD, "gpuyard", "booking", "list", "--url", portal, OS_CLIENT_CONFIG_FILE=str(clouds))
+    assert result.returncode == 1
+    assert "Keystone does not accept the credentials" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
 
 
 def test_a_token_that_was_revoked(lab: RunningLab, portal: str, tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_a_token_that_was_revoked(lab: RunningLab, portal: str, tmp_path: Path) 
 
 def changed_clouds(lab: RunningLab, folder: Path, **values: str) -> Path:
     """The lab's clouds.yaml with more for the demo user."""
-    found = YAML(typ="safe").load(lab.status.clouds_file)
-    found["clouds"][DEMO_CLOUD] |= values
+    document = YAML(typ="safe").load(lab.status.clouds_file)
+    document["clouds"][DEMO_CLOUD] |= values
     path = folder / "clouds.yaml"
-    YAML().dump(found, path)
+    YAML().dump(document, path)
     return path

@@ -98,8 +98,8 @@ class Person:
         self.page.screenshot(path=self.pictures / f"{step}.png")
 
     def booking(self) -> Booking:
-        (found,) = self.booked.ledger.find(Query(user_id=self.booked.people[self.name].user_id, pool="t4"))
-        return found
+        (booking,) = self.booked.ledger.find(Query(user_id=self.booked.people[self.name].user_id, pool="t4"))
+        return booking
 
 
 @pytest.mark.slow

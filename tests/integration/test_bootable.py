@@ -120,8 +120,8 @@ class Booked:
         """A host is kept for one project, or not any more."""
         api = self.walk.operator
         if self.kept:
-            found = api.get("compute", f"/os-aggregates/{self.kept}")["aggregate"]
-            for host in found["hosts"]:
+            aggregate = api.get("compute", f"/os-aggregates/{self.kept}")["aggregate"]
+            for host in aggregate["hosts"]:
                 api.request("POST", "compute", f"/os-aggregates/{self.kept}/action", {"remove_host": {"host": host}})
             api.request("DELETE", "compute", f"/os-aggregates/{self.kept}")
             self.kept = ""
@@ -138,7 +138,9 @@ class Booked:
     def leave(self) -> None:
         """A host leaves the aggregate that a flavor runs on, or comes back."""
         api = self.walk.operator
-        (cold,) = [one for one in api.get("compute", "/os-aggregates")["aggregates"] if one["name"] == "cold"]
+        (cold,) = [
+            aggregate for aggregate in api.get("compute", "/os-aggregates")["aggregates"] if aggregate["name"] == "cold"
+        ]
         way = "remove_host" if cold["hosts"] else "add_host"
         api.request("POST", "compute", f"/os-aggregates/{cold['id']}/action", {way: {"host": "hyper18"}})
         self.walk.seen["left"] += 1

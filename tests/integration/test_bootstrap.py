@@ -88,8 +88,8 @@ class Granted:
             return  # goes through another door
         if path == "/auth/tokens" and method == "POST":
             return  # is made without credentials of ours
-        asked = [one for one in CALLS if (one.door, one.service, one.method) == (door, service, method)]
-        rows = [one for one in asked if re.fullmatch(re.sub(r"{\w+}", "[^/]+", one.path), path)]
+        candidates = [call for call in CALLS if (call.door, call.service, call.method) == (door, service, method)]
+        rows = [call for call in candidates if re.fullmatch(re.sub(r"{\w+}", "[^/]+", call.path), path)]
         exact = [row for row in rows if row.path == path] or rows
         self.seen.update(exact)
         if not exact:
@@ -131,12 +131,12 @@ def granted(
         try:
             deploy(lab, policy_files())
             made.output = made.run("--yes")
-            asked = CloudApi.request
+            original = CloudApi.request
 
             def request(self: CloudApi, method: str, service: str, path: str, *more: Any, **named: Any) -> Any:
                 if self.name in DOORS or self.name.startswith(f"{CLOUD}-in-"):
                     made.note(self.name, method, service, path)
-                return asked(self, method, service, path, *more, **named)
+                return original(self, method, service, path, *more, **named)
 
             patch.setattr(CloudApi, "request", request)
             yield made
@@ -156,10 +156,10 @@ def kept(granted: Granted, opened: Open) -> BookedLab:
 
 
 def secrets_of(clouds: Path) -> dict[str, str]:
-    found = yaml(clouds)["clouds"]
+    entries = yaml(clouds)["clouds"]
     return {
-        name: one["auth"].get("application_credential_secret") or one["auth"]["password"]
-        for name, one in found.items()
+        name: entry["auth"].get("application_credential_secret") or entry["auth"]["password"]
+        for name, entry in entries.items()
     }  # fmt: skip
 
 
@@ -210,13 +210,13 @@ def test_a_gpu_is_held_before_a_booking_and_a_second_booking_raises_the_limit(ke
 
 def test_servers_of_others_are_stopped_and_deleted(granted: Granted, kept: BookedLab) -> None:
     boot = overstay(kept)
-    reclaimer, found = Reclaimer(granted.api), case(kept, boot)
+    reclaimer, open_case = Reclaimer(granted.api), case(kept, boot)
     reclaimer.take_warning_off(boot.server_id)
     assert kept.server(boot.server_id)["metadata"] == {}
-    assert reclaimer.act(replace(found, action=ReclaimAction.STOP)) == "os-stop"
+    assert reclaimer.act(replace(open_case, action=ReclaimAction.STOP)) == "os-stop"
     kept.exercises["ada"].wait_for_status(boot.server_id, "SHUTOFF")
-    assert reclaimer.act(replace(found, action=ReclaimAction.SNAPSHOT_AND_DELETE)) == "createImage"
-    assert reclaimer.act(replace(found, action=ReclaimAction.DELETE)) in ("delete", "")
+    assert reclaimer.act(replace(open_case, action=ReclaimAction.SNAPSHOT_AND_DELETE)) == "createImage"
+    assert reclaimer.act(replace(open_case, action=ReclaimAction.DELETE)) in ("delete", "")
     kept.exercises["ada"].delete([boot.server_id])
 
 
@@ -264,8 +264,8 @@ def test_the_portal_is_served_with_them(granted: Granted, lab: RunningLab, opene
         now = datetime.now(UTC)
         wish = json.dumps({"pool": POOL, "start": iso_text(now), "end": iso_text(now + timedelta(hours=1))}).encode()
         headers = {"X-Auth-Token": token, "Content-Type": "application/json"}
-        status, _, told = portal.ask("POST", "/v1/bookings", wish, headers)
-        assert status == 201, told
+        status, _, body = portal.ask("POST", "/v1/bookings", wish, headers)
+        assert status == 201, body
         until(lambda: booked.limits() == {"physics": 1})
         boot = booked.boot("ada")
         assert boot.status == "ACTIVE", boot.fault
@@ -326,7 +326,7 @@ def test_servers_of_our_own_are_started_in_their_projects_and_nowhere_else(
             named = next(iter(load_site(granted.site).site.hosts)) if host else ""
             id = servers.create(ServerWish("ours", "gpu_tiny", IMAGE, "#cloud-config\n", host=named))
             try:
-                assert [one.id for one in servers.ours()] == [id]
+                assert [server.id for server in servers.ours()] == [id]
                 assert isinstance(servers.console(id), str)
             finally:
                 servers.delete(id)
@@ -402,8 +402,8 @@ def test_what_it_may_not_it_cannot(granted: Granted, kept: BookedLab) -> None:
         for who, fine in ((granted.api, {401}), (bare, {403, 404})):
             headers = {"Content-Type": "application/openstack-images-v2.1-json-patch"} if method == "PATCH" else None
             rules_do_not_tell = who is granted.api and any(
-                (service, method) == (one.service, one.method) and one.path in (path, "/images/{image}" if
-                "/images/" in path else "") for one in CALLS if one.door is CallCredentials.PORTAL
+                (service, method) == (call.service, call.method) and call.path in (path, "/images/{image}" if
+                "/images/" in path else "") for call in CALLS if call.door is CallCredentials.PORTAL
             )  # fmt: skip
             status = status_of(who, method, service, where, what, headers if service == "image" else None)
             if status not in (fine | {403, 404} if rules_do_not_tell else fine):
@@ -439,10 +439,10 @@ def some_of_everything(operator: CloudApi) -> dict[str, str]:
 
 def filled(what: Any, words: Mapping[str, str]) -> Any:
     if isinstance(what, str):
-        return re.sub(r"{(\w+)}", lambda found: words[found[1]], what)
+        return re.sub(r"{(\w+)}", lambda match: words[match[1]], what)
     if isinstance(what, dict):
         return {key: filled(value, words) for key, value in what.items()}
-    return [filled(one, words) for one in what] if isinstance(what, list) else what
+    return [filled(item, words) for item in what] if isinstance(what, list) else what
 
 
 def status_of(api: CloudApi, method: str, service: str, path: str, body: Any = None, headers: Any = None) -> int | None:
@@ -467,7 +467,7 @@ def test_new_credentials_end_the_old_ones(granted: Granted, operator: CloudApi) 
     del granted.api  # as a portal that is started anew
     new = secrets_of(granted.clouds)
     assert not set(old.values()) & set(new.values())
-    assert not [one for one in new.values() if one in output]
+    assert not [secret for secret in new.values() if secret in output]
     assert connect(CLOUD, granted.clouds).get("identity", "/services")
     for cloud in old:
         with pytest.raises(CloudError, match="does not accept the credentials"):
@@ -481,7 +481,7 @@ def test_credentials_that_do_not_work_do_not_end_those_that_do(
     granted: Granted, lab: RunningLab, operator: CloudApi
 ) -> None:
     before, user = granted.clouds.read_bytes(), some_of_everything(operator)["us"]
-    known = operator.get("identity", f"/users/{user}/application_credentials")["application_credentials"]
+    credentials = operator.get("identity", f"/users/{user}/application_credentials")["application_credentials"]
     deploy(lab, {"placement/policy.yaml": "{}\n"})
     arguments = ["site", "bootstrap", "--site", str(granted.site), "--clouds", str(granted.clouds), "--os-cloud"]
     done = CliRunner().invoke(app, [*arguments, ADMIN_CLOUD, "--yes", "--rotate"])
@@ -490,7 +490,7 @@ def test_credentials_that_do_not_work_do_not_end_those_that_do(
     assert "GET placement /resource_classes is refused" in str(done.exception)
     assert granted.clouds.read_bytes() == before
     assert connect(LIMITS_CLOUD, granted.clouds).get("identity", "/limits")
-    assert known == operator.get("identity", f"/users/{user}/application_credentials")["application_credentials"]
+    assert credentials == operator.get("identity", f"/users/{user}/application_credentials")["application_credentials"]
 
 
 def test_every_call_is_in_the_table_and_every_row_is_used(granted: Granted) -> None:
@@ -508,4 +508,4 @@ def test_every_call_is_in_the_table_and_every_row_is_used(granted: Granted) -> N
         "it is public"
     )
     assert not granted.unknown
-    assert not [one for one in CALLS if one not in granted.seen]
+    assert not [call for call in CALLS if call not in granted.seen]

@@ -50,7 +50,7 @@ def findings(built: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> lis
     def novas_drive(user_data: str, uuid: str, drive: Path) -> None:
         testing.drive(drive.parent, HOST_NAME, user_data, {}).rename(drive)
 
-    found = check_image(
+    findings = check_image(
         built.disk,
         built.manifest.virtual_bytes,
         built.manifest.build,
@@ -59,8 +59,8 @@ def findings(built: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> lis
         console=tmp_path_factory.mktemp("check") / "console",
         make_drive=novas_drive,
     )
-    keep_verdict(built.disk, found, datetime.now(UTC))
-    return found
+    keep_verdict(built.disk, findings, datetime.now(UTC))
+    return findings
 
 
 def test_a_build_says_what_it_is(built: BuiltImage, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_build_says_what_it_is(built: BuiltImage, tmp_path: Path) -> None:
     assert (shown["format"], shown["virtual-size"]) == ("qcow2", made.virtual_bytes)
     assert made.disk.bytes < 600 << 20, "what nobody has asked for is not in it"
     bill = json.loads((built.folder / made.bill.file).read_bytes())
-    names = {one["name"] for one in bill["components"]}
+    names = {component["name"] for component in bill["components"]}
     assert {"cloud-init", "cloud-guest-utils", "linux-image-amd64", "grub-pc"} <= names
     assert made.packages == len(bill["components"])
     assert len(made.kernels) == 1
@@ -97,14 +97,14 @@ def test_it_is_a_server_of_a_cloud(findings: list[Finding]) -> None:
 @pytest.fixture
 def shelf(operator: CloudApi) -> Iterator[GlanceShelf]:
     """As it was again afterwards."""
-    found = GlanceShelf(operator)
-    before = found.builds(IMAGE)
-    yield found
-    (was,) = [one for one in before if one.promoted]
+    shelf = GlanceShelf(operator)
+    before = shelf.builds(IMAGE)
+    yield shelf
+    (was,) = [build for build in before if build.promoted]
     image_command("promote", was.build)
-    for one in found.builds(IMAGE):
-        if one.id not in {old.id for old in before}:
-            found.delete(one)
+    for build in shelf.builds(IMAGE):
+        if build.id not in {old.id for old in before}:
+            shelf.delete(build)
 
 
 @pytest.mark.lab
@@ -124,13 +124,13 @@ def test_the_lab_makes_servers_of_it(
     (now,) = promoted(shelf)
     assert now.bytes == built.manifest.disk.bytes
     audited = image_command("audit", IMAGE, "-o", str(built.folder)).splitlines()
-    (said,) = [line for line in audited if line.startswith(f"{now.build}: ")]
-    assert "of its" in said, "compared with Debian's own archive"
+    (audit_line,) = [line for line in audited if line.startswith(f"{now.build}: ")]
+    assert "of its" in audit_line, "compared with Debian's own archive"
     servers = NovaServers(user, "example", "none")
     id = servers.create(ServerWish("gpuyard-of-a-build", flavor="gpu_tiny", image=IMAGE, user_data="#cloud-config\n"))
     end = monotonic() + 60
-    while (seen := servers.get(id)) is None or seen.status == "BUILD":
-        assert monotonic() < end, seen
+    while (server := servers.get(id)) is None or server.status == "BUILD":
+        assert monotonic() < end, server
         sleep(0.1)
     row = operator.get("compute", f"/servers/{id}")["server"]
     assert (row["status"], row["image"]["id"]) == ("ACTIVE", now.id), row.get("fault")

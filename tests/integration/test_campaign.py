@@ -90,14 +90,16 @@ class Tenfold(Ward):
         self.watched.bookings.run()
         self.health.run()
         self.watched.maintenance.run()
-        for one in self.tries.open():  # what acceptance makes of a server that found nothing wrong
-            gpu = self.service.gpu(one.gpu)
+        for attempt in self.tries.open():  # what acceptance makes of a server that found nothing wrong
+            gpu = self.service.gpu(attempt.gpu)
             fine = replace(
                 gpu, state=HealthState.FINE, since=self.now, accepted=self.now, software=self.service.software(gpu.host)
             )
-            said = HealthEvent(gpu.host, gpu.address, gpu.card, self.now, gpu.state, HealthState.FINE, "a server on it")
-            assert self.service.store.put(fine, said)
-            assert self.tries.put(replace(one, state=TryState.PASSED, since=self.now))
+            event = HealthEvent(
+                gpu.host, gpu.address, gpu.card, self.now, gpu.state, HealthState.FINE, "a server on it"
+            )
+            assert self.service.store.put(fine, event)
+            assert self.tries.put(replace(attempt, state=TryState.PASSED, since=self.now))
         self.out.append({view.maintenance.host for view in self.watched.maintenance.views()})
 
     def wait(self) -> None:
@@ -109,8 +111,8 @@ class Tenfold(Ward):
 
     def states(self) -> dict[str, MaintenanceState]:
         """Of the last maintenance of each host that had one."""
-        found = self.watched.maintenance.views(past=True)
-        return {view.maintenance.host: view.maintenance.state for view in reversed(found)}
+        views = self.watched.maintenance.views(past=True)
+        return {view.maintenance.host: view.maintenance.state for view in reversed(views)}
 
 
 @dataclass
@@ -348,21 +350,21 @@ def test_it_is_stopped_and_its_status_is_shown(operator: Operator) -> None:
     world = operator.world
     operator.write(script(operator, f"while [ ! -e {operator.folder}/go ]; do sleep 0.05; done"))
     assert operator.type("stop")[0] == 3, "there is nothing to stop"
-    said: list[tuple[int, str]] = []
+    outputs: list[tuple[int, str]] = []
 
     def stopping() -> None:
-        if operator.worked() and not said:
-            said.append(operator.type("stop"))
-            said.append(operator.type("status", "--os-cloud", "root"))
-            said.append(operator.run())
+        if operator.worked() and not outputs:
+            outputs.append(operator.type("stop"))
+            outputs.append(operator.type("status", "--os-cloud", "root"))
+            outputs.append(operator.run())
             (operator.folder / "go").touch()
 
     world.meanwhile = stopping
     code, text = operator.run()
-    assert said[0][0] == 0
-    assert "0 of 10 hosts are back; a run is under way." in said[1][1]
-    assert "gpu-01 | at work" in said[1][1]
-    assert (said[2][0], "run of campaign k is under way" in said[2][1]) == (1, True)
+    assert outputs[0][0] == 0
+    assert "0 of 10 hosts are back; a run is under way." in outputs[1][1]
+    assert "gpu-01 | at work" in outputs[1][1]
+    assert (outputs[2][0], "run of campaign k is under way" in outputs[2][1]) == (1, True)
     assert code == 3
     assert "gpu-02: waiting: not begun: stopped by" in text
     assert "1 of 10 hosts are back" in text

@@ -73,22 +73,22 @@ class Place:
 
     def killed(self, when: str, then: Path | None = None) -> str:
         """A run that is killed once it has printed `when`, and `then` is there. What it printed."""
-        said = self.folder / "said"
+        output_file = self.folder / "said"
         with (
-            said.open("wb") as output,
+            output_file.open("wb") as output,
             subprocess.Popen(
                 self.words("run", "--yes"), stdout=output, stderr=output, env=self.played.environment
             ) as process,
         ):
             try:
                 end = time.monotonic() + PATIENCE
-                while when not in said.read_text() or (then is not None and not then.exists()):
-                    assert process.poll() is None, said.read_text()
-                    assert time.monotonic() < end, said.read_text()
+                while when not in output_file.read_text() or (then is not None and not then.exists()):
+                    assert process.poll() is None, output_file.read_text()
+                    assert time.monotonic() < end, output_file.read_text()
                     time.sleep(0.05)
             finally:
                 process.kill()
-        return said.read_text()
+        return output_file.read_text()
 
     def wait_for_what_was_started(self) -> None:
         """Ansible, which goes on by itself after its console is gone, until it has something to say."""
@@ -96,8 +96,8 @@ class Place:
             fcntl.flock(journal, fcntl.LOCK_EX)
 
     def state(self, host: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / f"hosts/{host}/state.json").read_text())
-        return found
+        state: dict[str, Any] = json.loads((self.folder / f"hosts/{host}/state.json").read_text())
+        return state
 
     def containers(self, host: str) -> list[str]:
         return (self.folder / f"hosts/{host}" / CONTAINERS_FILE).read_text().split()
@@ -138,8 +138,8 @@ def test_killed_twice_and_failed_once_it_comes_to_its_end_with_the_same_command(
     (place.folder / "hosts/gpu2/state.json").write_text(json.dumps(slow))
     place.killed("gpu2: 1/2 run update-initramfs")
     place.played.hold.touch()
-    said = place.killed("[13/14] deploy: started", place.folder / "played/hold.reached")
-    assert "prepare gpu1" not in said.split("Carry out")[0].split("+ ")[0]
+    output = place.killed("[13/14] deploy: started", place.folder / "played/hold.reached")
+    assert "prepare gpu1" not in output.split("Carry out")[0].split("+ ")[0]
     assert place.containers("ctl") == ["keystone", "nova_api", "nova_conductor", "nova_scheduler", "placement_api"]
     assert place.containers("gpu1") == []
     passwords = (place.kolla / "passwords.yml").read_text()

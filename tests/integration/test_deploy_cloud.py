@@ -47,8 +47,8 @@ def site_file(tmp_path: Path, operator: CloudApi, applied: None) -> Iterator[Pat
     let_nova_read_limits(operator)
     (tmp_path / "empty").mkdir()
     empty = site(tmp_path / "empty", {"site": "deployed", "pools": POOLS}, {"host": machine}).compiled
-    seen = read_objects(operator, empty)
-    SiteApplier(operator, seen).apply(plan_site(empty, seen, prune=True), lambda step: None)
+    observed = read_objects(operator, empty)
+    SiteApplier(operator, observed).apply(plan_site(empty, observed, prune=True), lambda step: None)
 
 
 def forbid(operator: CloudApi) -> None:

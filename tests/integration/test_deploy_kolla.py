@@ -95,8 +95,8 @@ def inventory_of(kolla: Kolla, folder: DeployFolder) -> dict[str, Any]:
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert "pars" not in done.stderr  # Kolla has dashes in names of groups, of which it warns
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    inventory: dict[str, Any] = json.loads(done.stdout)
+    return inventory
 
 
 def hosts_of(document: dict[str, Any], group: str) -> set[str]:
@@ -105,11 +105,11 @@ def hosts_of(document: dict[str, Any], group: str) -> set[str]:
 
 
 def test_a_containers_group_and_name_are_those_of_the_released_roles(kolla: Kolla) -> None:
-    found: dict[str, str] = {}
+    roles_by_container: dict[str, str] = {}
     for role in ("keystone", "nova", "nova-cell", "placement"):
         text = (kolla.ansible / f"roles/{role}/defaults/main.yml").read_text()
-        found |= dict.fromkeys(re.findall(r"^    container_name: \"?(\w+)\"?$", text, re.MULTILINE), role)
-    assert {name for names in CONTAINERS.values() for name in names} <= {*found}
+        roles_by_container |= dict.fromkeys(re.findall(r"^    container_name: \"?(\w+)\"?$", text, re.MULTILINE), role)
+    assert {name for names in CONTAINERS.values() for name in names} <= {*roles_by_container}
 
 
 def test_what_bridges_hypervisors_is_what_the_released_variable_names(release: Kolla) -> None:
@@ -128,8 +128,8 @@ def test_what_bridges_hypervisors_is_what_the_released_variable_names(release: K
 def test_ansible_reads_the_hosts_in_every_group_of_kolla(kolla: Kolla, folder: DeployFolder, tmp_path: Path) -> None:
     site = loaded(tmp_path).site
     folder.write(folder.machines(site).changes)
-    found = inventory_of(kolla, folder)
-    groups = {role: hosts_of(found, role) for role in ROLES}
+    inventory = inventory_of(kolla, folder)
+    groups = {role: hosts_of(inventory, role) for role in ROLES}
     assert groups == {
         "control": {"ctl"},
         "network": {"ctl"},
@@ -137,9 +137,9 @@ def test_ansible_reads_the_hosts_in_every_group_of_kolla(kolla: Kolla, folder: D
         "monitoring": {"ctl"},
         "storage": set(),
     }
-    assert hosts_of(found, "baremetal") == {"ctl", "gpu-server"}
-    assert hosts_of(found, "nova-scheduler") == hosts_of(found, "placement-api") == {"ctl"}
-    variables = found["_meta"]["hostvars"]
+    assert hosts_of(inventory, "baremetal") == {"ctl", "gpu-server"}
+    assert hosts_of(inventory, "nova-scheduler") == hosts_of(inventory, "placement-api") == {"ctl"}
+    variables = inventory["_meta"]["hostvars"]
     assert variables["ctl"] == {
         "ansible_host": "192.0.2.1",
         "ansible_user": "operator",
@@ -156,13 +156,13 @@ def test_ansible_reads_the_hosts_in_every_group_of_kolla(kolla: Kolla, folder: D
 def test_one_machine_alone_is_every_group(kolla: Kolla, folder: DeployFolder, tmp_path: Path) -> None:
     site = loaded(tmp_path, vip=None, user=None, hosts={"gpu-server": {"address": "192.0.2.2"}}).site
     folder.write(folder.machines(site).changes)
-    found = inventory_of(kolla, folder)
-    assert all(hosts_of(found, role) == {"gpu-server"} for role in ROLES)
+    inventory = inventory_of(kolla, folder)
+    assert all(hosts_of(inventory, role) == {"gpu-server"} for role in ROLES)
     variables = YAML(typ="safe").load((folder.path / "globals.d/gpuyard-deploy.yml").read_text())
     assert variables["kolla_internal_vip_address"] == "192.0.2.2"
     assert (variables["enable_haproxy"], variables["enable_proxysql"]) == (False, False)
-    here = loaded(tmp_path, hosts={"gpu-server": {"address": "localhost"}}).site
-    folder.write(folder.machines(here).changes)
+    local_site = loaded(tmp_path, hosts={"gpu-server": {"address": "localhost"}}).site
+    folder.write(folder.machines(local_site).changes)
     assert inventory_of(kolla, folder)["_meta"]["hostvars"]["gpu-server"]["ansible_connection"] == "local"
 
 
@@ -208,8 +208,8 @@ def test_what_the_gateway_has_kolla_set_reaches_catalogue_and_pages(
 
 def test_kolla_deploys_by_default_what_the_gateway_takes_for_it(release: Kolla, templates: Merger) -> None:
     for switch in SWITCHES.values():
-        found = templates.template(f"{{{{ {switch.variable} }}}}", read_variables_of(release), KOLLA_USER)
-        assert switch.deploys(found) == switch.deploys(switch.default), (switch, found)
+        value = templates.template(f"{{{{ {switch.variable} }}}}", read_variables_of(release), KOLLA_USER)
+        assert switch.deploys(value) == switch.deploys(switch.default), (switch, value)
 
 
 def test_options_of_consoles_are_those_of_the_released_nova_conf(
@@ -219,7 +219,7 @@ def test_options_of_consoles_are_those_of_the_released_nova_conf(
     common = load_site(
         write_site(tmp_path, json.dumps({**BARE, "gateway": VARIANTS["browsers"]}), {"gpu-server": epyc()})
     )
-    wanted = {(option.section, option.key): option.value for option in common.compiled.options[0].options}
+    expected = {(option.section, option.key): option.value for option in common.compiled.options[0].options}
     conf = (release.ansible / "roles/nova-cell/templates/nova.conf.j2").read_text()
     tls = {"kolla_enable_tls_internal": True, "kolla_internal_fqdn": "cloud.example.org", **KOLLA_USER}
     (tmp_path / "globals.yml").write_text(json.dumps(tls))
@@ -231,7 +231,7 @@ def test_options_of_consoles_are_those_of_the_released_nova_conf(
     ):
         (line,) = re.finditer(rf"^\s*{key} = (.*)$", conf, re.MULTILINE)
         assert re.findall(r"^\[(\w+)\]$", conf[: line.start()], re.MULTILINE)[-1] == section
-        assert templates.template(line[1], files, {}) == wanted[section, key]
+        assert templates.template(line[1], files, {}) == expected[section, key]
 
 
 @pytest.mark.slow
@@ -239,14 +239,14 @@ def test_no_two_programs_of_a_documented_site_listen_in_one_place(release: Kolla
     for number, site in enumerate(documented_sites()):
         assert site.deploy is not None
         addresses = {name: host.target(name) for name, host in site.deploy.hosts.items()}
-        found = evaluate(release, site, tmp_path / str(number), addresses)
-        assert {name: host.taken_twice for name, host in found.items()} == {name: {} for name in addresses}
-        assert {host.bridges_hypervisors for host in found.values()} == {bridges_hypervisors(site, {})} == {False}
+        hosts = evaluate(release, site, tmp_path / str(number), addresses)
+        assert {name: host.taken_twice for name, host in hosts.items()} == {name: {} for name in addresses}
+        assert {host.bridges_hypervisors for host in hosts.values()} == {bridges_hypervisors(site, {})} == {False}
         database = site.deploy.api_address, 3306
-        assert {host.database for host in found.values()} == {"{}:{}".format(*database)}
-        answers = {program for host in found.values() for program in host.listeners.get(database, ())}
+        assert {host.database for host in hosts.values()} == {"{}:{}".format(*database)}
+        answers = {program for host in hosts.values() for program in host.listeners.get(database, ())}
         assert answers == ({"proxysql"} if site.deploy.balanced else {"mariadb"})
-        assert any((site.deploy.api_address, HORIZON) in host.listeners for host in found.values())
+        assert any((site.deploy.api_address, HORIZON) in host.listeners for host in hosts.values())
     assert number == 1
 
 
@@ -297,9 +297,9 @@ def test_passwords_of_ansible_vault_stay_as_they_are(
     path.write_text("nova_keystone_password: of-mine\n")
     words = {"encrypt": [str(path)], "encrypt_string": ["--name", "nova_keystone_password", "of-mine"]}[form]
     command = [str(kolla.folder / "bin/ansible-vault"), form, "--vault-password-file", str(tmp_path / "key"), *words]
-    said = subprocess.run(command, env=kolla.environment(), check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(command, env=kolla.environment(), check=True, capture_output=True, text=True).stdout
     if form == "encrypt_string":
-        path.write_text(said)
+        path.write_text(output)
     text = path.read_text()
     assert "$ANSIBLE_VAULT" in text
     assert "of-mine" not in text

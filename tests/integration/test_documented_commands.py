@@ -90,10 +90,10 @@ def test_what_a_page_shows_can_be_typed(shell: Shell, tmp_path: Path, page: str)
 def test_each_command_ends_well(
     lab: RunningLab, exercise: Exercise, page: str, first: str, last: str, at_least: int
 ) -> None:
-    found = commands(section(page, first, last))
-    assert len(found) >= at_least, found
+    documented = commands(section(page, first, last))
+    assert len(documented) >= at_least, documented
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "GPUYARD_"))}
-    for command in found:
+    for command in documented:
         script = f". {lab.settings.state}/openrc && {command}"
         done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

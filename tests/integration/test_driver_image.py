@@ -28,7 +28,7 @@ def built() -> BuiltImage:
 
 def test_all_of_the_driver_is_of_the_branch_that_was_asked_for(built: BuiltImage) -> None:
     bill = json.loads((built.folder / built.manifest.bill.file).read_bytes())
-    versions = {one["name"]: one["version"] for one in bill["components"]}
+    versions = {component["name"]: component["version"] for component in bill["components"]}
     driver = ("nvidia-kernel-dkms", "nvidia-smi", "libcuda1", "libnvidia-ml1", "firmware-nvidia-gsp")
     assert {versions[name].partition(".")[0] for name in driver} == {DRIVER_BRANCH}
     (kernel,) = built.manifest.kernels

@@ -48,10 +48,10 @@ def opened(
         return made[-1]
 
     yield make
-    for one in made:
-        one.clear()
-    seen = read_objects(operator, example)
-    SiteApplier(operator, seen).apply(plan_site(example, seen), lambda step: None)
+    for booked_lab in made:
+        booked_lab.clear()
+    observed = read_objects(operator, example)
+    SiteApplier(operator, observed).apply(plan_site(example, observed), lambda step: None)
 
 
 def start(booked: BookedLab, booking: Booking, early: float = 0) -> None:
@@ -88,8 +88,8 @@ def test_a_booking_lets_its_owner_in_and_nobody_else_and_ends(opened: Open) -> N
     booked.clock.until(booking.ask.start - 1.5 * PREPARE)
     booked.controller.run()
     assert states(booked) == [GpuState.BOOKED, *[GpuState.FREE] * 3]
-    (kept,) = [status for status in booked.statuses() if status.state is GpuState.BOOKED]
-    assert kept.reason.startswith("booked by ada (physics) from 20")
+    (booked_status,) = [status for status in booked.statuses() if status.state is GpuState.BOOKED]
+    assert booked_status.reason.startswith("booked by ada (physics) from 20")
     assert booked.refused("ada")
     booked.clock.until(booking.ask.start)
     booked.controller.run()
@@ -164,8 +164,8 @@ def test_a_plan_lets_the_runners_project_see_flavors_and_have_servers(opened: Op
     flavors = {FLAVOR: {**size, "gpus": {"t4": 1}, "projects": ["art"]}}
     runners = {**RUNNERS, "allowed": {"flavors": [FLAVOR]}}
     booked = opened(MUST, {"art": {}}, runners=runners, flavors=flavors, limits={"servers": 1})
-    seen = read_objects(booked.operator, booked.compiled)
-    SiteApplier(booked.operator, seen).apply(plan_site(booked.compiled, seen), lambda step: None)
+    observed = read_objects(booked.operator, booked.compiled)
+    SiteApplier(booked.operator, observed).apply(plan_site(booked.compiled, observed), lambda step: None)
     try:
         assert not plan_site(booked.compiled, read_objects(booked.operator, booked.compiled)).steps
         pages = {who: api.pages("compute", "/flavors", "flavors", limit=1000) for who, api in booked.apis.items()}
@@ -184,9 +184,11 @@ def test_limits_of_others_on_these_gpus_do_not_stand_and_plans_leave_ours_alone(
     booking = booked.book("ada", start=0)
     booked.controller.run()
     assert booked.limits() == {"physics": 1}
-    seen = read_objects(booked.operator, booked.compiled)
-    assert {i.limit.value for i in seen.limits if i.limit.project == "demo" and "GPU_T4" in i.limit.resource} == set()
-    plan = plan_site(booked.compiled, seen, prune=True)
+    observed = read_objects(booked.operator, booked.compiled)
+    assert {
+        i.limit.value for i in observed.limits if i.limit.project == "demo" and "GPU_T4" in i.limit.resource
+    } == set()
+    plan = plan_site(booked.compiled, observed, prune=True)
     assert not [step for step in plan.steps if step.kind == "project limit" and "GPU" in step.name]
     booked.ledger.end(booking.id, booked.people["ada"])
     booked.controller.run()

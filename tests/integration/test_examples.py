@@ -47,16 +47,18 @@ class ExampleCloud:
         return Exercise(self.operator, self.user, self.compiled)
 
     def apply(self, compiled: CompiledSite) -> None:
-        seen = read_objects(self.operator, compiled)
-        plan = plan_site(compiled, seen)
+        observed = read_objects(self.operator, compiled)
+        plan = plan_site(compiled, observed)
         assert (plan.refusals, plan.waits) == ((), ())
-        apply_plan(self.operator, compiled, seen, plan, lambda step: None)
+        apply_plan(self.operator, compiled, observed, plan, lambda step: None)
 
     def clear(self) -> None:
         """Take the site's objects away again, for the next site: a cloud has one."""
         empty = replace(self.compiled, flavors=(), limits=(), aggregates=(), images=())
-        seen = read_objects(self.operator)
-        apply_plan(self.operator, empty, seen, plan_site(empty, seen, prune=True), lambda step: None, prune=True)
+        observed = read_objects(self.operator)
+        apply_plan(
+            self.operator, empty, observed, plan_site(empty, observed, prune=True), lambda step: None, prune=True
+        )
 
     def host_of(self, boot: Boot) -> str:
         row = self.operator.get("compute", f"/servers/{boot.server_id}")["server"]
@@ -192,8 +194,8 @@ def test_a_server_cannot_be_resized_past_the_limit(cloud: ExampleCloud, servers:
 @on("v100-server")
 def test_a_limit_that_somebody_deletes_is_a_limit_of_zero(cloud: ExampleCloud, servers: Exercise) -> None:
     gone = LimitObject("class:CUSTOM_GPU_TESLA_V100_COUNT", 0)
-    seen = read_objects(cloud.operator)
-    for item in sorted(seen.limits, key=lambda item: item.limit.project is None):
+    observed = read_objects(cloud.operator)
+    for item in sorted(observed.limits, key=lambda item: item.limit.project is None):
         if item.limit.resource == gone.resource:
             kind = "limits" if item.limit.project else "registered_limits"
             cloud.operator.request("DELETE", "identity", f"/{kind}/{item.id}")
@@ -235,8 +237,8 @@ def test_gpus_are_found_although_the_hypervisor_has_a_domain(cloud: ExampleCloud
     boot = servers.boot("k4200.8cores")
     claims = [status.claim for status in servers.statuses() if status.claim]
     assert [claim.server_id for claim in claims] == [boot.server_id] * 2
-    found = why(cloud.operator, load_site(EXAMPLES / cloud.name / "site.yaml"), "k4200.4cores", "demo")
-    assert [(host.host, [cause.code for cause in host.causes]) for host in found.hosts] == [("c4130", ["gpu"])]
+    explanation = why(cloud.operator, load_site(EXAMPLES / cloud.name / "site.yaml"), "k4200.4cores", "demo")
+    assert [(host.host, [cause.code for cause in host.causes]) for host in explanation.hosts] == [("c4130", ["gpu"])]
 
 
 @on("workstation-cards")

@@ -99,18 +99,18 @@ class Outside:
         }  # fmt: skip
         cloud = {"auth": auth, "region_name": OUTSIDE, "cacert": str(self.net.authority)}
         (folder / "clouds.yaml").write_text(json.dumps({"clouds": {"outside": cloud}}))
-        here = f"OS_CLIENT_CONFIG_FILE={folder / 'clouds.yaml'}"
-        command = ["env", here, sys.executable, "-c", script, f"https://{CLOUD}:5000"]
-        said = self.net.run("client", *command, cwd=folder, timeout=300)
-        found: dict[str, Any] = json.loads(said.splitlines()[-1])
-        return found
+        variable = f"OS_CLIENT_CONFIG_FILE={folder / 'clouds.yaml'}"
+        command = ["env", variable, sys.executable, "-c", script, f"https://{CLOUD}:5000"]
+        output = self.net.run("client", *command, cwd=folder, timeout=300)
+        result: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return result
 
 
 @contextmanager
 def in_the_catalogue(operator: CloudApi, gateway: SiteGateway) -> Iterator[None]:
     """What the rendered commands set, in a region of its own."""
-    wanted = dict(re.findall(r"--url (\S+) .* --service (\S+) ", "\n".join(endpoint_commands(gateway))))
-    urls = {kind: url for url, kind in wanted.items()}
+    kinds_by_url = dict(re.findall(r"--url (\S+) .* --service (\S+) ", "\n".join(endpoint_commands(gateway))))
+    urls = {kind: url for url, kind in kinds_by_url.items()}
     assert urls.keys() == {*PORTS, "gpu"}
     operator.request("PUT", "identity", f"/regions/{OUTSIDE}", {"region": {}})
     made = []
@@ -154,10 +154,10 @@ def document(net: Net, tunnel: dict[str, Any]) -> dict[str, Any]:
 
 
 def over_wireguard(net: Net) -> SiteGateway:
-    keys = {one: subprocess.check_output(["wg", "genkey"], text=True).strip() for one in ("gateway", "cloud")}
+    keys = {end: subprocess.check_output(["wg", "genkey"], text=True).strip() for end in ("gateway", "cloud")}
     ends = {
-        one: {**WIREGUARD[one], "key": subprocess.check_output(["wg", "pubkey"], input=key, text=True).strip()}
-        for one, key in keys.items()
+        end: {**WIREGUARD[end], "key": subprocess.check_output(["wg", "pubkey"], input=key, text=True).strip()}
+        for end, key in keys.items()
     }
     loaded = site(
         net.folder, {"gateway": document(net, {"wireguard": {"endpoint": f"{nets.VPN_GATEWAY}:51820", **ends}})}
@@ -266,21 +266,21 @@ def test_the_key_of_the_tunnel_opens_nothing_else(outside: Outside) -> None:
         )
         assert done.returncode != 0
         assert "session" in done.stderr or "open failed" in done.stderr, done.stderr
-    here = [word for word in ssh if word not in ("-o", "ClearAllForwardings=yes")]
+    command = [word for word in ssh if word not in ("-o", "ClearAllForwardings=yes")]
     bare = net.folder / "bare"
     bare.write_text(
         "".join(line for line in config.read_text().splitlines(keepends=True) if "RemoteForward" not in line)
     )
-    here[here.index("-F") + 1] = str(bare)
+    command[command.index("-F") + 1] = str(bare)
     for forward in ("127.0.0.1:16000", "0.0.0.0:15000", "127.0.0.1:22", "/run/gpuyard-gateway.sock"):
         done = subprocess.run(
-            net.command("cloud", *here, "-N", "-R", f"{forward}:127.0.0.1:9", "gateway"),
+            net.command("cloud", *command, "-N", "-R", f"{forward}:127.0.0.1:9", "gateway"),
             capture_output=True, text=True, timeout=20, check=False,
         )  # fmt: skip
         assert done.returncode != 0
         assert "forwarding failed" in done.stderr, done.stderr
     with subprocess.Popen(
-        net.command("cloud", *here, "-W", "127.0.0.1:80", "gateway"), stderr=subprocess.PIPE
+        net.command("cloud", *command, "-W", "127.0.0.1:80", "gateway"), stderr=subprocess.PIPE
     ) as process:
         assert process.wait(20) != 0
         assert process.stderr is not None

@@ -87,11 +87,11 @@ class Backend:
 
             def _body(self) -> bytes:
                 if self.headers.get("Transfer-Encoding") == "chunked":
-                    found = b""
+                    body = b""
                     while size := int(self.rfile.readline().strip() or b"0", 16):
-                        found += self.rfile.read(size)
+                        body += self.rfile.read(size)
                         self.rfile.readline()
-                    return found
+                    return body
                 return self.rfile.read(int(self.headers.get("Content-Length", "0")))
 
             def _stream(self) -> None:
@@ -129,11 +129,11 @@ class World:
 
 def logged_on(log: socket.socket) -> list[dict[str, Any]]:
     """Lines that nginx has written there, which does not block, since the last call."""
-    found = []
+    lines = []
     with suppress(BlockingIOError):
         while True:
-            found.append(json.loads(log.recv(65536).decode().partition(": ")[2]))
-    return found
+            lines.append(json.loads(log.recv(65536).decode().partition(": ")[2]))
+    return lines
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def world() -> Iterator[World]:
         with nets.machines(folder, [CLOUD, PORTAL, DASHBOARD]) as net:
             for port in (NOVA, GLANCE, PLACEMENT, HORIZON, 8080, 22):
                 nets.relay(net, port, server.server_address[1])
-            keys = {one: subprocess.check_output(["wg", "genkey"], text=True).strip() for one in ("gateway", "cloud")}
+            keys = {end: subprocess.check_output(["wg", "genkey"], text=True).strip() for end in ("gateway", "cloud")}
             write_gateway(net, keys)
             nets.wireguard_up(net, folder, keys)
             state = nets.nginx_up(net, folder, folder / "log")
@@ -170,8 +170,8 @@ def world() -> Iterator[World]:
 def tunnel(keys: dict[str, str]) -> dict[str, Any]:
     """WireGuard between the two, by their private keys."""
 
-    def public(one: str) -> str:
-        return subprocess.check_output(["wg", "pubkey"], input=keys[one], text=True).strip()
+    def public(end: str) -> str:
+        return subprocess.check_output(["wg", "pubkey"], input=keys[end], text=True).strip()
 
     return {
         "endpoint": f"{nets.VPN_GATEWAY}:51820",
@@ -304,13 +304,13 @@ def test_a_second_request_in_a_body_is_a_body(world: World) -> None:
     ):
         before = len(world.backend.seen)
         assert world.net.ask(CLOUD, NOVA, sent, CLIENTS[3]).status == 200
-        assert [one["path"] for one in world.backend.seen[before:]] == ["/v2.1/servers"]
+        assert [request["path"] for request in world.backend.seen[before:]] == ["/v2.1/servers"]
         assert world.backend.seen[-1]["length"] == len(inside)
     # And what comes after one is looked at like any other.
     with world.net.tls(CLOUD, NOVA, CLIENTS[3]) as line:
         line.sendall(raw() + raw("/v2.1/os-services"))
         assert [answer_on(line).status] == [200]
-    assert not [one for one in world.backend.seen if one["path"] == "/v2.1/os-services"]
+    assert not [request for request in world.backend.seen if request["path"] == "/v2.1/os-services"]
 
 
 def test_an_absolute_address_of_ours_is_passed_on_as_a_path(world: World) -> None:
@@ -357,7 +357,7 @@ def test_a_request_keeps_its_id_or_gets_one(world: World) -> None:
     good = "req-0123abcd-0123-4567-89ab-0123456789ab"
     assert came_through(good) == good
     made = [came_through(bad) for bad in ("", "x", good.upper(), good + "0", f"{good}, {good}", "req-" + "a" * 36)]
-    assert all(re.fullmatch(r"req-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", one) for one in made)
+    assert all(re.fullmatch(r"req-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", request_id) for request_id in made)
     assert len(set(made)) == len(made)
 
 
@@ -385,8 +385,8 @@ def test_port_80_leads_to_tls(world: World) -> None:
             line.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
             return answer_on(line)
 
-    found = ask("/gpus?pool=t4", PORTAL)
-    assert (found.status, found.headers["location"]) == (301, "https://gpus.example.org/gpus?pool=t4")
+    answer = ask("/gpus?pool=t4", PORTAL)
+    assert (answer.status, answer.headers["location"]) == (301, "https://gpus.example.org/gpus?pool=t4")
     assert ask("//evil.example.com", PORTAL).headers["location"] == "https://gpus.example.org//evil.example.com"
     assert ask("/v3", CLOUD).status == 404
     assert ask("/", "evil.example.com").status == 0
@@ -514,9 +514,9 @@ def test_too_many_requests_are_refused_and_those_of_others_are_not(world: World)
     assert statuses.count(200) >= 50
     assert world.net.http("GET", CLOUD, NOVA, "/v2.1", CLIENTS[12]).status == 200
     refused = [world.net.http("GET", CLOUD, NOVA, "/v2.1", CLIENTS[11]) for _ in range(30)]
-    one = next(answer for answer in refused if answer.status == 429)
-    assert one.headers["retry-after"] == "1"
-    assert "Too many requests" in json.loads(one.body)["error"]["message"]
+    limited = next(answer for answer in refused if answer.status == 429)
+    assert limited.headers["retry-after"] == "1"
+    assert "Too many requests" in json.loads(limited.body)["error"]["message"]
     # With a token there may be more; logging in counts as without one, whatever token is shown.
     assert set(flood(world, CLOUD, NOVA, "/v2.1", CLIENTS[13], 120, auth="somebody")) == {200}
     assert set(flood(world, PORTAL, 443, "/static/pages.css", CLIENTS[22], 120)) == {200}
@@ -525,9 +525,9 @@ def test_too_many_requests_are_refused_and_those_of_others_are_not(world: World)
 
 def test_of_ipv6_a_client_has_a_whole_network(world: World) -> None:
     more = [f"2001:db8:51::{number:x}" for number in range(0x20, 0x24)]
-    for one in more:
-        world.net.run("client", "ip", "address", "add", f"{one}/64", "dev", "c0", "nodad")
-    statuses = [status for one in more for status in flood(world, CLOUD, NOVA, "/v2.1", one, 30)]
+    for address in more:
+        world.net.run("client", "ip", "address", "add", f"{address}/64", "dev", "c0", "nodad")
+    statuses = [status for address in more for status in flood(world, CLOUD, NOVA, "/v2.1", address, 30)]
     assert 429 in statuses
     assert world.backend.seen[-1]["headers"]["X-Forwarded-For"].startswith("2001:db8:51::2")
 
@@ -545,13 +545,13 @@ def test_open_pages_are_counted_and_events_come_at_once(world: World) -> None:
 
 
 def _until_text(line: ssl.SSLSocket, words: bytes) -> bool:
-    found = b""
+    received = b""
     line.settimeout(10)
-    while words not in found:
+    while words not in received:
         data = line.recv(65536)
         if not data:
             return False
-        found += data
+        received += data
     return True
 
 
@@ -585,7 +585,7 @@ def test_the_log_says_who_asked_what_and_no_secrets(world: World) -> None:
     lines: list[dict[str, Any]] = []
 
     def written() -> bool:  # which is after the answer
-        lines.extend(one for one in world.logged() if one["from"] == CLIENTS[17])
+        lines.extend(line for line in world.logged() if line["from"] == CLIENTS[17])
         return len(lines) == 3
 
     until(written, "nothing is logged")
@@ -645,12 +645,12 @@ def held(world: World, source: str, lines: ExitStack) -> Callable[[], int]:
     """A request that is answered when the backend is told to; gives how to get its status."""
     line, before = lines.enter_context(world.net.tls(CLOUD, NOVA, source)), len(world.backend.seen)
     line.sendall(raw("/v2.1/servers/hold"))
-    until(lambda: any("hold" in one["path"] for one in world.backend.seen[before:]), "it did not arrive")
+    until(lambda: any("hold" in request["path"] for request in world.backend.seen[before:]), "it did not arrive")
     return lambda: answer_on(line).status
 
 
 def workers(pid: int) -> set[int]:
-    return {int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
 def upgrade(world: World) -> None:
@@ -683,8 +683,8 @@ def test_nothing_is_lost_when_nginx_begins_anew(world: World, how: str) -> None:
             old = workers(world.pid())
             os.kill(world.pid(), signal.SIGHUP) if how == "reload" else upgrade(world)
             until(lambda: bool(workers(world.pid()) - old), "no new workers")
-            asked = visits.number
-            until(lambda: visits.number > asked + 20, "nobody is answered")
+            before = visits.number
+            until(lambda: visits.number > before + 20, "nobody is answered")
             world.backend.release.set()
             world.backend.tell.set()
             upload.sendall(b"a" * (size - size // 2))
@@ -734,9 +734,9 @@ def test_what_is_being_answered_is_finished_when_nginx_is_stopped(world: World) 
 def test_without_the_tunnel_nothing_takes_another_way(world: World) -> None:
     """The gateway has a way to everywhere, and what is meant for the cloud is not to be seen there. It is the last test."""
     world.net.run("gateway", "ip", "route", "add", "default", "dev", "g0")
-    asked = ("ip", "route", "get", VIP)
-    assert "dev gpuyard0" in world.net.run("gateway", *asked)
+    command = ("ip", "route", "get", VIP)
+    assert "dev gpuyard0" in world.net.run("gateway", *command)
     world.net.run("gateway", "ip", "link", "delete", "dev", "gpuyard0")
-    done = subprocess.run(world.net.command("gateway", *asked), capture_output=True, text=True, check=False)
+    done = subprocess.run(world.net.command("gateway", *command), capture_output=True, text=True, check=False)
     assert done.returncode != 0, done.stdout
     assert "dev g0" in world.net.run("gateway", "ip", "route", "get", "10.20.0.251")

@@ -76,8 +76,8 @@ class WebSocket:
         more += f"Sec-WebSocket-Version: {version}\r\nSec-WebSocket-Protocol: binary\r\nCookie: a=b\r\n"
         line.sendall(raw(path, more, host=host))
         head = b""
-        while not head.endswith(b"\r\n\r\n") and (one := line.recv(1)):
-            head += one
+        while not head.endswith(b"\r\n\r\n") and (byte := line.recv(1)):
+            head += byte
         self.status = int(head.split()[1]) if head else 0
         if self.status == 101:
             text = f"{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()
@@ -86,7 +86,7 @@ class WebSocket:
     def send(self, data: bytes) -> None:
         mask, size = os.urandom(4), len(data)
         length = bytes([0x80 | size]) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
-        self.line.sendall(b"\x82" + length + mask + bytes(one ^ mask[at % 4] for at, one in enumerate(data)))
+        self.line.sendall(b"\x82" + length + mask + bytes(byte ^ mask[at % 4] for at, byte in enumerate(data)))
 
     def receive(self, size: int) -> bytes:
         """Less when it is closed."""
@@ -101,17 +101,17 @@ class WebSocket:
             if first & 0xF == 8:
                 break
             self.data += payload
-        found, self.data = self.data[:size], self.data[size:]
-        return found
+        received, self.data = self.data[:size], self.data[size:]
+        return received
 
     def _exactly(self, size: int) -> bytes:
-        found = b""
-        while len(found) < size:
-            more = self.line.recv(size - len(found))
+        received = b""
+        while len(received) < size:
+            more = self.line.recv(size - len(received))
             if not more:
                 raise EOFError
-            found += more
-        return found
+            received += more
+        return received
 
     def greet(self) -> bool:
         """RFB's handshake, as noVNC does it. Whether there is a screen."""
@@ -166,10 +166,12 @@ def proxies(folder: Path, loaded: Any) -> Iterator[tuple[dict[str, int], dict[st
     for number in range(80):
         (folder / f"novnc/core/module{number}.js").write_text(MODULE)
     options = {(option.section, option.key): option.value for option in loaded.compiled.options[0].options}
-    wanted = {place: value for place, value in options.items() if place[0] in ("vnc", "serial_console", "console")}
+    console_options = {
+        place: value for place, value in options.items() if place[0] in ("vnc", "serial_console", "console")
+    }
     first = free_port_base()
     ports = {"novnc": first, "serial": first + 1}
-    conf = nova_conf(folder, ports, wanted)
+    conf = nova_conf(folder, ports, console_options)
     program = [sys.executable, "-m", "tests.support.nova_consoles"]
     with ExitStack() as stack:
         at = [f"{kind}={stack.enter_context(screen(kind == 'novnc'))}" for kind in ports]
@@ -205,7 +207,7 @@ def consoles() -> Iterator[Consoles]:
         log.bind(str(folder / "log"))
         log.setblocking(False)
         (folder / "log").chmod(0o666)
-        keys = {one: subprocess.check_output(["wg", "genkey"], text=True).strip() for one in ("gateway", "cloud")}
+        keys = {end: subprocess.check_output(["wg", "genkey"], text=True).strip() for end in ("gateway", "cloud")}
         doors = {
             kind: {"public": f"{CLOUD}:{port}", "behind": f"{VIP}:{port}"}
             for kind, port in (("novnc", NOVNC), ("serial", SERIAL))
@@ -285,7 +287,7 @@ def test_tokens_are_in_no_log_of_the_gateway(consoles: Consoles) -> None:
     lines: list[dict[str, Any]] = []
 
     def written() -> bool:
-        lines.extend(one for one in logged_on(consoles.log) if one["from"] == CLIENTS[5])
+        lines.extend(line for line in logged_on(consoles.log) if line["from"] == CLIENTS[5])
         return len(lines) == 2
 
     until(written, "nothing is logged")
@@ -317,12 +319,12 @@ def test_open_consoles_are_counted_and_outlive_a_reload(consoles: Consoles) -> N
         opened = [
             stack.enter_context(consoles.opened(SERIAL, path, CLIENTS[8], f"https://{DASHBOARD}")) for path in paths
         ]
-        assert all(one.echoes(b"x") for one in opened)
+        assert all(console.echoes(b"x") for console in opened)
         with consoles.opened(SERIAL, "/?token=x", CLIENTS[8], f"https://{DASHBOARD}") as one_more:
             assert one_more.status == 429
         os.kill(int((consoles.state / "nginx.pid").read_text()), signal.SIGHUP)
         until(lambda: consoles.net.http("GET", CLOUD, NOVNC, "/vnc_lite.html").status == 200, "it does not answer")
-        assert all(one.echoes(b"y") for one in opened)
+        assert all(console.echoes(b"y") for console in opened)
 
 
 def test_where_no_proxy_is_people_are_told_so(consoles: Consoles) -> None:

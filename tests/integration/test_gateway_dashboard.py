@@ -64,7 +64,7 @@ def net(lab: RunningLab) -> Iterator[Net]:
         folder = Path(name)
         folder.chmod(0o755)
         (folder / "horizon").mkdir()
-        keys = {one: subprocess.check_output(["wg", "genkey"], text=True).strip() for one in ("gateway", "cloud")}
+        keys = {end: subprocess.check_output(["wg", "genkey"], text=True).strip() for end in ("gateway", "cloud")}
         door = {"public": DASHBOARD, "behind": f"{VIP}:80"}
         loaded = site(folder, {"gateway": {"dashboard": door, "wireguard": tunnel(keys), "operators": [OPERATOR]}})
         keystone = f"{lab.lab.url('keystone')}/v3"
@@ -122,7 +122,7 @@ def test_what_a_page_names_comes_through(demo: Browser) -> None:
     for browser, page in ((Browser(demo.net, CLIENTS[3]), "/auth/login/"), (demo, "/project/instances/")):
         text = browser.ask("GET", page).body.decode()
         named = {
-            html.unescape(one) for one in re.findall(r"""<(?:script|link|img)[^>]+(?:src|href)=["'](/[^"']+)""", text)
+            html.unescape(path) for path in re.findall(r"""<(?:script|link|img)[^>]+(?:src|href)=["'](/[^"']+)""", text)
         }
         assert len(named) > 5
         wrong = {path: status for path in sorted(named) if (status := browser.ask("GET", path).status) != 200}
@@ -136,8 +136,8 @@ def test_the_calls_of_pages_come_through(demo: Browser) -> None:
         assert answer.status == 200, (path, answer.body[:300])
         assert json.loads(answer.body)
     rules = json.dumps({"rules": [["compute", "os_compute_api:servers:create"]]}).encode()
-    asked = demo.ask("POST", "/api/policy/", rules, "", Content_Type="application/json", **token)
-    assert json.loads(asked.body) == {"allowed": True}
+    policy_answer = demo.ask("POST", "/api/policy/", rules, "", Content_Type="application/json", **token)
+    assert json.loads(policy_answer.body) == {"allowed": True}
 
 
 def test_what_administrators_have_ends_at_the_gateway(demo: Browser) -> None:

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.lab
 
 
 def at(statuses: list[GpuStatus], host: str, address: str) -> GpuStatus:
-    (found,) = (s for s in statuses if (s.gpu.host, s.gpu.address) == (host, f"0000:{address}"))
-    return found
+    (status,) = (s for s in statuses if (s.gpu.host, s.gpu.address) == (host, f"0000:{address}"))
+    return status
 
 
 @pytest.fixture
@@ -181,9 +181,9 @@ def test_what_nova_does_not_date_is_seen_at_once(exercise: Exercise, operator: C
     now = datetime.now(UTC)
     assert boot.server_id in taker.take(now).holders.values()
     operator.request("DELETE", "placement", f"/allocations/{boot.server_id}")
-    seen = taker.take(now)
-    assert boot.server_id not in seen.holders.values()
-    assert not seen.unexplained
+    snapshot = taker.take(now)
+    assert boot.server_id not in snapshot.holders.values()
+    assert not snapshot.unexplained
     exercise.delete([boot.server_id])
 
 

@@ -48,10 +48,10 @@ def opened(
         return made[-1]
 
     yield make
-    for one in made:
-        one.clear()
-    seen = read_objects(operator, example)
-    SiteApplier(operator, seen).apply(plan_site(example, seen), lambda step: None)
+    for booked_lab in made:
+        booked_lab.clear()
+    observed = read_objects(operator, example)
+    SiteApplier(operator, observed).apply(plan_site(example, observed), lambda step: None)
 
 
 def wait(until: Callable[[], bool], what: str) -> float:
@@ -64,8 +64,8 @@ def wait(until: Callable[[], bool], what: str) -> float:
 
 
 def status_of(booked: BookedLab, host: str, address: str) -> GpuStatus:
-    (found,) = [status for status in booked.statuses() if (status.gpu.host, status.gpu.address) == (host, address)]
-    return found
+    (gpu_status,) = [status for status in booked.statuses() if (status.gpu.host, status.gpu.address) == (host, address)]
+    return gpu_status
 
 
 def is_reserved(booked: BookedLab, provider: str) -> bool:
@@ -121,7 +121,11 @@ def test_a_gpu_that_goes_bad_below_a_server_is_kept_when_that_ends(opened: Open)
     assert boot.server_id in gpu.cause
     check = open_hold_check(booked.compiled, booked.ledger, service, booked.operator)
     assert check.gpus_of(boot.server_id) == (gpu.name,)
-    other = next(one for one in service.store.gpus() if one.pool == gpu.pool and one.state is HealthState.FINE)
+    other = next(
+        candidate
+        for candidate in service.store.gpus()
+        if candidate.pool == gpu.pool and candidate.state is HealthState.FINE
+    )
     service.quarantine(other.name, "it is on fire", booked.people["bob"])
     assert check.unheld(gpu.pool).startswith(f"GPU {other.name} is not held in Placement yet: ")
     booked.controller.run()
@@ -171,8 +175,8 @@ def test_a_gpu_that_nova_does_not_reserve_after_its_server_is_not_given_on(opene
     (gpu,) = [gpu for gpu in service.store.gpus() if gpu.state is HealthState.IN_USE]
     booked.exercises["ada"].delete([boot.server_id])
     look()
-    found = service.gpu(gpu.name)
-    assert (found.state, found.signal) == (HealthState.QUARANTINED, "not-reserved")
+    record = service.gpu(gpu.name)
+    assert (record.state, record.signal) == (HealthState.QUARANTINED, "not-reserved")
     assert is_reserved(booked, booked.snapshot_providers()[provider_name(gpu.host, gpu.address)])
     loaded = load_site(tmp_path / "site.yaml")
     differences = find_drift(loaded.compiled, loaded.inventories, read_world(booked.operator, loaded.compiled))

@@ -42,8 +42,10 @@ def look(booked: BookedLab, controller: HistoryController) -> Extent:
 def used(controller: HistoryController, server: str) -> int:
     extent = controller.history.extent()
     assert extent is not None
-    found = controller.history.intervals(extent.first, extent.until, Which(server=server, states=[TrackState.CLAIMED]))
-    return sum(one.seconds(extent.first, extent.until) for one in found)
+    intervals = controller.history.intervals(
+        extent.first, extent.until, Which(server=server, states=[TrackState.CLAIMED])
+    )
+    return sum(interval.seconds(extent.first, extent.until) for interval in intervals)
 
 
 def by_nova(booked: BookedLab, server: str, who: str) -> int:
@@ -51,16 +53,16 @@ def by_nova(booked: BookedLab, server: str, who: str) -> int:
     project, now = booked.people[who].project_id, datetime.now(UTC)
     span = {"start": f"{now - timedelta(days=1):%Y-%m-%dT%H:%M:%S}", "end": f"{now:%Y-%m-%dT%H:%M:%S}"}
     usage = booked.operator.get("compute", f"/os-simple-tenant-usage/{project}", **span)["tenant_usage"]
-    (found,) = [one for one in usage["server_usages"] if one["instance_id"] == server]
-    begin, end = (datetime.fromisoformat(found[name]).replace(microsecond=0) for name in ("started_at", "ended_at"))
+    (row,) = [row for row in usage["server_usages"] if row["instance_id"] == server]
+    begin, end = (datetime.fromisoformat(row[name]).replace(microsecond=0) for name in ("started_at", "ended_at"))
     return int((end - begin).total_seconds())
 
 
 def launch_of(booked: BookedLab, server: str) -> datetime:
     """As Nova says it now, in whole seconds."""
-    found = moment(booked.operator.get("compute", f"/servers/{server}")["server"]["OS-SRV-USG:launched_at"])
-    assert found is not None
-    return whole(found)
+    launched = moment(booked.operator.get("compute", f"/servers/{server}")["server"]["OS-SRV-USG:launched_at"])
+    assert launched is not None
+    return whole(launched)
 
 
 def act(booked: BookedLab, server: str, action: str, status: str) -> None:
@@ -70,16 +72,18 @@ def act(booked: BookedLab, server: str, action: str, status: str) -> None:
 
 def partition(controller: HistoryController, extent: Extent) -> None:
     """Of every GPU, without a hole or an overlap; all of it adds up to the time that there was."""
-    found = controller.history.intervals(extent.first, extent.until + timedelta(seconds=1))  # also what has just begun
+    intervals = controller.history.intervals(
+        extent.first, extent.until + timedelta(seconds=1)
+    )  # also what has just begun
     by_gpu: dict[tuple[str, str], list[Interval]] = {}
-    for one in found:
-        if one.address:
-            by_gpu.setdefault((one.host, one.address), []).append(one)
+    for interval in intervals:
+        if interval.address:
+            by_gpu.setdefault((interval.host, interval.address), []).append(interval)
     for mine in by_gpu.values():
         assert mine[0].start == extent.first
-        assert [one.end for one in mine[:-1]] == [one.start for one in mine[1:]]
+        assert [interval.end for interval in mine[:-1]] == [interval.start for interval in mine[1:]]
         assert mine[-1].end is None
-    total = sum(reckon(found, extent.first, extent.until).slices.values())
+    total = sum(reckon(intervals, extent.first, extent.until).slices.values())
     assert total == len(by_gpu) * int((extent.until - extent.first).total_seconds())
 
 
@@ -91,12 +95,12 @@ def test_history_is_what_nova_remembers(opened: Open) -> None:
     assert snapshot is not None
     assert snapshot.clock is not None, "its answers say what time it is"
     assert abs(snapshot.clock - snapshot.taken_at) < timedelta(minutes=1)
-    seen, shelved = booked.boot("ada"), booked.boot("ada")
-    assert (seen.status, shelved.status) == ("ACTIVE", "ACTIVE"), (seen.fault, shelved.fault)
+    observed, shelved = booked.boot("ada"), booked.boot("ada")
+    assert (observed.status, shelved.status) == ("ACTIVE", "ACTIVE"), (observed.fault, shelved.fault)
     launched = launch_of(booked, shelved.server_id)
     look(booked, controller)
     # Nobody looks: one ends, one comes and goes, one gives its GPU back and gets one again.
-    booked.exercises["ada"].delete([seen.server_id])
+    booked.exercises["ada"].delete([observed.server_id])
     short = booked.boot("bob")
     assert short.status == "ACTIVE", short.fault
     until = datetime.now(UTC) + timedelta(seconds=2)  # so that it has some that are whole
@@ -107,10 +111,16 @@ def test_history_is_what_nova_remembers(opened: Open) -> None:
     controller = controller_of(booked)
     extent = look(booked, controller)
     partition(controller, extent)
-    assert used(controller, seen.server_id) == by_nova(booked, seen.server_id, "ada")
+    assert used(controller, observed.server_id) == by_nova(booked, observed.server_id, "ada")
     assert used(controller, short.server_id) == by_nova(booked, short.server_id, "bob")
-    (one,) = controller.history.intervals(extent.first, extent.until, Which(server=short.server_id))
-    assert (one.address, one.pool, one.tenure.user, one.exact_start, one.exact_end) == ("", "t4", "bob", True, True)
+    (interval,) = controller.history.intervals(extent.first, extent.until, Which(server=short.server_id))
+    assert (interval.address, interval.pool, interval.tenure.user, interval.exact_start, interval.exact_end) == (
+        "",
+        "t4",
+        "bob",
+        True,
+        True,
+    )
     # It is deleted, and its life is told by Nova alone.
     booked.exercises["ada"].delete([shelved.server_id])
     look(booked, controller)
@@ -124,11 +134,11 @@ def test_history_is_what_nova_remembers(opened: Open) -> None:
     mine = controller.history.intervals(
         extent.first, extent.until, Which(server=shelved.server_id, states=[TrackState.CLAIMED])
     )
-    told = sum(int((b - a).total_seconds()) for a, b in spans if b is not None)
-    assert used(controller, shelved.server_id) == told, f"{mine} {life}"
+    expected = sum(int((b - a).total_seconds()) for a, b in spans if b is not None)
+    assert used(controller, shelved.server_id) == expected, f"{mine} {life}"
     assert used(controller, shelved.server_id) > by_nova(booked, shelved.server_id, "ada"), (
         "Nova forgets what was before"
     )
     partition(controller, extent)
     now = controller.history.intervals(extent.until - timedelta(seconds=1), extent.until)
-    assert TrackState.CLAIMED not in {one.state for one in now if one.end is None}
+    assert TrackState.CLAIMED not in {interval.state for interval in now if interval.end is None}

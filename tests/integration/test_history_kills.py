@@ -58,19 +58,22 @@ def check(store: HistoryStore, cloud: SimCloud, last: int, seed: str) -> None:
     # All that was used: by days that are summed up, and since then by intervals.
     sums, rolled = SumStore(store.database), day_span(extent.rolled + A_DAY, killed_looks.ZONE)[0]
     summed = (ZERO.date(), extent.rolled + A_DAY)
-    kept = sums.sums(*summed, ["state"])
+    use_sums = sums.sums(*summed, ["state"])
     second = int((rolled - at(0)).total_seconds())
-    claimed = sum(one.seconds for one in kept if one.slice.state == TrackState.CLAIMED)
+    claimed = sum(use_sum.seconds for use_sum in use_sums if use_sum.slice.state == TrackState.CLAIMED)
     assert claimed == cloud.used(0, second).total(), seed
-    assert sum(one.seconds for one in kept) == GPUS * second, seed
+    assert sum(use_sum.seconds for use_sum in use_sums) == GPUS * second, seed
     for by in (["pool", "user"], ["host", "user"], ["user", "project"]):  # as each table has it
-        assert sum(one.seconds for one in sums.sums(*summed, by, "month")) == GPUS * second, f"{seed}, {by}"
+        assert sum(use_sum.seconds for use_sum in sums.sums(*summed, by, "month")) == GPUS * second, f"{seed}, {by}"
     assert sum(hour.seconds for hour in sums.hours(at(-last), rolled)) == GPUS * second, seed
     # What is not forgotten, from the first whole day on.
     begins = day_span((at(last) - KEEP).date() + A_DAY, killed_looks.ZONE)[0]
-    found = store.intervals(begins, at(last))
+    intervals = store.intervals(begins, at(last))
     low = int((begins - at(0)).total_seconds())
-    assert used_by(found, begins, at(last)) == cloud.used(low, last), seed
-    assert partition_problems([replace(one, start=max(one.start, begins)) for one in found], begins, at(last)) == [], (
-        seed
-    )
+    assert used_by(intervals, begins, at(last)) == cloud.used(low, last), seed
+    assert (
+        partition_problems(
+            [replace(interval, start=max(interval.start, begins)) for interval in intervals], begins, at(last)
+        )
+        == []
+    ), seed

@@ -39,8 +39,8 @@ def booked(
     made = open_booked_lab(lab, operator, tmp_path, MUST, health={})
     yield made
     made.clear()
-    seen = read_objects(operator, example)
-    SiteApplier(operator, seen).apply(plan_site(example, seen), lambda step: None)
+    observed = read_objects(operator, example)
+    SiteApplier(operator, observed).apply(plan_site(example, observed), lambda step: None)
 
 
 def test_a_host_is_drained_worked_on_checked_and_given_back(booked: BookedLab) -> None:
@@ -124,8 +124,8 @@ def test_servers_without_gpus_keep_their_host_from_work(booked: BookedLab, opera
         view = service.view(id)
         assert view.maintenance.state is MaintenanceState.DRAINING
         assert [(server.server_id, server.server_status) for server in view.servers or ()] == [(server, "SHUTOFF")]
-        found = MaintenanceCloud(operator).servers(HOST, _provider(operator))
-        assert list(found) == [server]
+        servers = MaintenanceCloud(operator).servers(HOST, _provider(operator))
+        assert list(servers) == [server]
         service.allow(id, [server], "it is mine", booked.people["bob"])
         wait(lambda: service.view(id).maintenance.state is MaintenanceState.IN_WORK, "work may begin")
         service.done(id, "6.12 runs", booked.people["bob"])

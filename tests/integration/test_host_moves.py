@@ -87,15 +87,17 @@ def wait(until: Callable[[], bool], what: str, patience: float = 120) -> None:
 def count_again(inventory: Harness, host: str) -> list[str]:
     """Where Nova has counted a server's devices twice. The lab's nova-compute counts when it starts, and not every
     minute."""
-    steps = [one for one in steps_of(find_leftovers(read_leftovers(inventory.api, host))) if isinstance(one, Recount)]
+    steps = [
+        step for step in steps_of(find_leftovers(read_leftovers(inventory.api, host))) if isinstance(step, Recount)
+    ]
     if not steps:
         return []
     with ThreadPoolExecutor(1) as pool:
-        said = pool.submit(clean_leftovers, inventory.api, host, steps)
-        wait(lambda: not ComputeService(inventory.api, host).look().enabled or said.done(), "the host is closed")
+        future = pool.submit(clean_leftovers, inventory.api, host, steps)
+        wait(lambda: not ComputeService(inventory.api, host).look().enabled or future.done(), "the host is closed")
         host_power.switch(inventory.lab.lab, host, on=False)
         host_power.switch(inventory.lab.lab, host, on=True)
-        return said.result(timeout=300)
+        return future.result(timeout=300)
 
 
 class Harness:
@@ -112,8 +114,8 @@ class Harness:
         def keepings() -> Any:
             if booked is None:
                 return (), {}
-            found = booked.ledger.find(Query())
-            return kept_of(found, booked.ledger.lanes()), booked.controller.words
+            bookings = booked.ledger.find(Query())
+            return kept_of(bookings, booked.ledger.lanes()), booked.controller.words
 
         reader = MovesReader(door, self.loaded, host, keepings)
         now = booked.clock if booked else lambda: datetime.now(UTC)
@@ -205,7 +207,9 @@ def test_a_drain_that_is_killed_at_each_step_goes_on(inventory: Harness, exercis
     assert ComputeService(inventory.api, SOURCE).look().enabled
     count_again(inventory, TARGET)
     assert len(inventory.devices(moved)) == 1
-    assert not [one.code for one in drift_of(inventory) if one.code.startswith(("server-", "allocation-"))]
+    assert not [
+        difference.code for difference in drift_of(inventory) if difference.code.startswith(("server-", "allocation-"))
+    ]
 
 
 def test_nova_forgets_which_gpu_placement_gave_to_a_server_that_it_migrates(
@@ -250,12 +254,14 @@ def test_a_gpu_that_is_counted_twice_is_shown_and_counted_again(inventory: Harne
     statuses = exercise.statuses()
     assert len([status for status in statuses if status.claim is not None and status.claim.server_id == server]) == 1
     assert [status.state for status in statuses if server in status.reason] == [GpuState.BLOCKED]
-    assert "server-holds-unasked" in {one.code for one in drift_of(inventory)}
-    (said,) = count_again(inventory, TARGET)
-    assert said == f"{server}: has 1 device of {TARGET}, as nova-compute there counts"
+    assert "server-holds-unasked" in {difference.code for difference in drift_of(inventory)}
+    (message,) = count_again(inventory, TARGET)
+    assert message == f"{server}: has 1 device of {TARGET}, as nova-compute there counts"
     assert inventory.devices(server) == {has}, "what is attached, whichever was taken for it before"
     assert ComputeService(inventory.api, TARGET).look().enabled
-    assert not [one.code for one in drift_of(inventory) if one.code.startswith(("server-", "allocation-"))]
+    assert not [
+        difference.code for difference in drift_of(inventory) if difference.code.startswith(("server-", "allocation-"))
+    ]
 
 
 def drift_of(inventory: Harness) -> list[Any]:
@@ -278,7 +284,7 @@ def test_what_somebody_has_booked_is_no_target_and_the_booking_moves_along(
         (waits,) = inventory.mover(SOURCE, MoveRules(), booked).plan(SOURCE).verdicts
         assert waits.way is MoveWay.WAIT
         assert "bob (art)" in waits.others[0][1]
-        assert waits.when == max(one.ask.end for one in taken) < mine.ask.end
+        assert waits.when == max(booking.ask.end for booking in taken) < mine.ask.end
         booked.ledger.cancel(taken[0].id, booked.people["bob"])
         plan = inventory.mover(SOURCE, MoveRules(), booked).run(SOURCE)
         assert not plan.verdicts
@@ -290,8 +296,8 @@ def test_what_somebody_has_booked_is_no_target_and_the_booking_moves_along(
         inventory.give_back(SOURCE)
     finally:
         booked.clear()
-        seen = read_objects(operator, inventory.example)
-        SiteApplier(operator, seen).apply(plan_site(inventory.example, seen), lambda step: None)
+        observed = read_objects(operator, inventory.example)
+        SiteApplier(operator, observed).apply(plan_site(inventory.example, observed), lambda step: None)
 
 
 def hosts_of(booked: BookedLab, bookings: list[Booking]) -> set[str]:
@@ -315,25 +321,25 @@ def test_a_dead_host_is_evacuated_and_comes_back_clean(inventory: Harness, exerc
     assert inventory.where(server) == ("ACTIVE", TARGET)
 
     assert inventory.gpus(server) == {SOURCE, TARGET}, "Nova leaves it until the old host is back"
-    assert "server-elsewhere" in {one.code for one in drift_of(inventory)}
+    assert "server-elsewhere" in {difference.code for difference in drift_of(inventory)}
     statuses = exercise.statuses()
     has = [status.gpu.host for status in statuses if status.claim is not None and status.claim.server_id == server]
     left = [status for status in statuses if server in status.reason and status.gpu.host == SOURCE]
     twice = [status for status in statuses if server in status.reason and status.gpu.host == TARGET]
     assert has == [TARGET], "it has what its own host says"
-    assert [(one.state, one.claim) for one in left] == [(GpuState.BLOCKED, None)]
+    assert [(status.state, status.claim) for status in left] == [(GpuState.BLOCKED, None)]
     # Where Nova has taken another GPU than Placement gave, Placement counts both: `count_again` puts that right.
-    assert all(one.state is GpuState.BLOCKED and "beyond what its flavor" in one.reason for one in twice)
+    assert all(status.state is GpuState.BLOCKED and "beyond what its flavor" in status.reason for status in twice)
     reader = LifeReader(inventory.api, pools_by_alias(inventory.example))
     life = reader.read(datetime.now(UTC), datetime.now(UTC), by_id=[server])[server]
     assert len(moves(life)) == 1, life.deeds
     assert not life.is_moving
     count_again(inventory, TARGET)
-    found = find_leftovers(read_leftovers(inventory.api, SOURCE))
-    assert [one.code for one in found] == ["evacuated", "guest-left"]
+    findings = find_leftovers(read_leftovers(inventory.api, SOURCE))
+    assert [finding.code for finding in findings] == ["evacuated", "guest-left"]
     with pytest.raises(BlockedError, match="its nova-compute has to remove"):
         inventory.give_back(SOURCE)
-    (done,) = clean_leftovers(inventory.api, SOURCE, steps_of(found))
+    (done,) = clean_leftovers(inventory.api, SOURCE, steps_of(findings))
     assert done.endswith(f"has nothing of {SOURCE} any more")
     assert inventory.gpus(server) == {TARGET}
     assert not keeps_closed(find_leftovers(read_leftovers(inventory.api, SOURCE)))

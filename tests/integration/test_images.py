@@ -55,10 +55,10 @@ def site(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shelf(operator: CloudApi) -> Iterator[GlanceShelf]:
-    found = GlanceShelf(operator)
-    yield found
-    for build in found.builds(NAME):
-        found.delete(build)
+    shelf = GlanceShelf(operator)
+    yield shelf
+    for build in shelf.builds(NAME):
+        shelf.delete(build)
 
 
 def test_from_a_file_to_a_server(
@@ -82,8 +82,8 @@ def test_from_a_file_to_a_server(
     )  # fmt: skip
 
     assert image_command("promote", made[0].name).endswith(f"{NAME} is {made[0].name}\n")
-    (found,) = operator.get("image", "/images", name=NAME)["images"]
-    assert found["id"] == first.id
+    (image,) = operator.get("image", "/images", name=NAME)["images"]
+    assert image["id"] == first.id
     server = exercise.boot("gpu_tiny", image=first.id)
     assert server.status == "ACTIVE", server.fault
 
@@ -92,19 +92,19 @@ def test_from_a_file_to_a_server(
     assert mine["gpuyard_build"] == made[0].name, "Nova gives snapshots the properties of what they are of"
 
     image_command("promote", made[2].name)
-    (found,) = operator.get("image", "/images", name=NAME)["images"]
-    assert found["gpuyard_build"] == made[2].name
+    (image,) = operator.get("image", "/images", name=NAME)["images"]
+    assert image["gpuyard_build"] == made[2].name
     assert operator.get("image", f"/images/{first.id}")["name"] == made[0].name, "it has its own name back"
     listed = image_command("list", NAME, "-f", "value", "-c", "Build", "-c", "Promoted").splitlines()
-    assert listed == [f"{one.name} {one is made[2]}" for one in made]
+    assert listed == [f"{manifest.name} {manifest is made[2]}" for manifest in made]
 
     assert f"{made[0].name}: unknown: its list of packages is not in" in image_command(
         "audit", NAME, "-o", str(tmp_path / "nothing")
     )
 
-    told = image_command("prune", NAME, "--site", str(site), "--yes")
-    assert f"{made[0].name}: stays: servers were made of it: 1" in told
-    assert f"{made[1].name} is deleted" in told
+    output = image_command("prune", NAME, "--site", str(site), "--yes")
+    assert f"{made[0].name}: stays: servers were made of it: 1" in output
+    assert f"{made[1].name} is deleted" in output
     assert {build.build for build in shelf.builds(NAME)} == {made[0].name, made[2].name, made[3].name}
     exercise.delete([server.server_id])
     image_command("prune", NAME, "--site", str(site), "--yes", "--keep", "0")
@@ -119,9 +119,9 @@ def test_an_upload_that_was_interrupted_is_done_again(shelf: GlanceShelf, operat
     half = operator.request("POST", "image", "/images", record)["id"]
     with pytest.raises(BlockedError, match="is queued in Glance"):
         image_command("promote", manifest.name)
-    said: list[str] = []
-    whole = shelf.upload(record, disk, said.append)
-    assert said == [f"{half} is queued, of an earlier try, and is deleted"]
+    messages: list[str] = []
+    whole = shelf.upload(record, disk, messages.append)
+    assert messages == [f"{half} is queued, of an earlier try, and is deleted"]
     assert [build.id for build in shelf.builds(NAME)] == [whole]
 
 
@@ -149,10 +149,10 @@ def test_what_is_promoted_while_it_asks_stays(
         return True
 
     monkeypatch.setattr("gpuyard.images.cli.image_store.confirmed", asked)
-    told = image_command("prune", NAME, "--site", str(site))
-    assert f"{made[0].name}: goes" in told
-    assert f"{made[0].name} stays: it has changed meanwhile" in told
-    assert {build.build for build in shelf.builds(NAME)} == {one.name for one in made}
+    output = image_command("prune", NAME, "--site", str(site))
+    assert f"{made[0].name}: goes" in output
+    assert f"{made[0].name} stays: it has changed meanwhile" in output
+    assert {build.build for build in shelf.builds(NAME)} == {manifest.name for manifest in made}
 
 
 def test_an_image_is_shared_with_the_projects_that_the_site_names(
@@ -164,7 +164,7 @@ def test_an_image_is_shared_with_the_projects_that_the_site_names(
     def upload(members: str) -> list[str]:
         site.write_text(text.replace("visibility: public, keep: 1", f"visibility: shared, members: [{members}]"))
         image_command("upload", str(disk), "--site", str(site))
-        return [one["name"] for one in user.get("image", "/images", name=manifest.name)["images"]]
+        return [image["name"] for image in user.get("image", "/images", name=manifest.name)["images"]]
 
     assert upload("service") == []
     assert upload("service, demo") == [manifest.name]

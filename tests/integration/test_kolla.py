@@ -120,15 +120,15 @@ def assignments(text: str) -> dict[tuple[str, str], list[str]]:
 
 def nova_values(folder: Path, text: str, options: Sequence[Option]) -> dict[tuple[str, str], Any]:
     """What Nova makes of an ini text, for the options that it has registered."""
-    found = {}
+    values = {}
     with nova_configuration(folder, text) as conf:
         for option in options:
             try:
                 group = conf if option.section == "DEFAULT" else conf[option.section]
-                found[(option.section, option.key)] = group[option.key]
+                values[(option.section, option.key)] = group[option.key]
             except cfg.NoSuchOptError:
                 continue
-    return found
+    return values
 
 
 def check_service(merger: Merger, compiled: CompiledSite, custom: Path, role: Role, service: str, host: str) -> str:
@@ -137,10 +137,10 @@ def check_service(merger: Merger, compiled: CompiledSite, custom: Path, role: Ro
     base.write_text(BASE)
     text = merger.service(role.name, service, host, custom, base, VARIABLES)
     options = meant(compiled, service, host)
-    found = assignments(text)
+    values = assignments(text)
     for option in options:
-        wanted = [other.value for other in options if (other.section, other.key) == (option.section, option.key)]
-        assert found[(option.section, option.key)] == wanted
+        desired = [other.value for other in options if (other.section, other.key) == (option.section, option.key)]
+        assert values[(option.section, option.key)] == desired
     if role.name == "placement":
         placement_configuration(custom.parent, text)
     else:
@@ -182,8 +182,8 @@ def test_what_nova_reads_of_the_example_is_what_it_means(
         for host in (*example.site.hosts, CONTROL):
             text = check_service(merger, example, custom, role, service, host)
             if role.name != "placement":
-                found = assignments(text)
-                shown = {key: found[("oslo_limit", key)] for key in OSLO_LIMIT}
+                values = assignments(text)
+                shown = {key: values[("oslo_limit", key)] for key in OSLO_LIMIT}
                 assert shown == {key: [_rendered(value)] for key, value in OSLO_LIMIT.items()}
 
 
@@ -247,15 +247,15 @@ def test_each_host_gets_its_own_provider_configuration_and_others_get_none(
         target = tmp_path / host
         target.mkdir()
         (target / "provider_config.yaml").write_text(text)
-        (found,) = provider_config.get_provider_configs(str(target)).values()
+        (parsed,) = provider_config.get_provider_configs(str(target)).values()
         totals = {
             name: fields["total"]
-            for entry in found.get("inventories", {}).get("additional", [])
+            for entry in parsed.get("inventories", {}).get("additional", [])
             for name, fields in entry.items()
         }
-        assert found["identification"] == {"uuid": "$COMPUTE_NODE"}
+        assert parsed["identification"] == {"uuid": "$COMPUTE_NODE"}
         assert totals == {name: total for name, total in configs[host].inventories.items() if total}
-        assert tuple(found.get("traits", {}).get("additional", ())) == configs[host].traits
+        assert tuple(parsed.get("traits", {}).get("additional", ())) == configs[host].traits
 
 
 SNIPPETS = {
@@ -355,10 +355,10 @@ def test_settings_are_found_where_oslo_config_finds_them(lines: list[str]) -> No
         expected = assignments(text)
     except iniparser.ParseError:
         return
-    found: dict[tuple[str, str], list[str]] = {}
+    values: dict[tuple[str, str], list[str]] = {}
     for entry in ini.settings(text):
-        found.setdefault((entry.section, entry.key), []).append(entry.value)
-    assert found == expected
+        values.setdefault((entry.section, entry.key), []).append(entry.value)
+    assert values == expected
 
 
 @pytest.fixture(scope="session")
@@ -400,15 +400,15 @@ def steps(folder: Path, inventory: Path) -> tuple[DeployStep, ...]:
 
 
 def test_the_real_kolla_ansible_knows_every_verb_and_option(kolla: Kolla, tmp_path: Path) -> None:
-    known: dict[str, str] = {}
+    help_by_verb: dict[str, str] = {}
     for step in steps(tmp_path, tmp_path / "inventory"):
         verb, *words = step.words
-        if verb not in known:
+        if verb not in help_by_verb:
             done = kolla.run(verb, "--help")
             assert done.returncode == 0
-            known[verb] = done.stdout
+            help_by_verb[verb] = done.stdout
         for word in (word for word in words if word.startswith("--")):
-            assert word in known[verb]
+            assert word in help_by_verb[verb]
     assert kolla.run("--version").stdout == "kolla-ansible 22.0.0\n"
 
 
@@ -442,9 +442,9 @@ def test_the_real_kolla_ansible_takes_every_step(kolla: Kolla, deployable: Path,
 
 def test_the_inventory_is_read_by_ansible_itself(kolla: Kolla, tmp_path: Path) -> None:
     inventory = local_inventory(kolla, tmp_path / "inventory", ["gpu-server", "hyper18"])
-    known = read_inventory([inventory], "compute", kolla.folder / "bin/ansible-inventory")
-    assert known.computes == ("gpu-server", "hyper18")
-    assert known.variables["hyper18"]["ansible_connection"] == "local"
+    parsed = read_inventory([inventory], "compute", kolla.folder / "bin/ansible-inventory")
+    assert parsed.computes == ("gpu-server", "hyper18")
+    assert parsed.variables["hyper18"]["ansible_connection"] == "local"
 
 
 def gpuyard(
@@ -504,10 +504,10 @@ def test_the_real_kolla_ansible_writes_what_the_site_means(
         text = (out / host / service / "nova.conf").read_text()
         options = meant(example, service, host)
         assert nova_values(tmp_path, text, options) == nova_values(tmp_path, render_ini(options), options)
-        found = assignments(text)
-        assert found[("libvirt", "cpu_mode")] == ["host-passthrough"]
-        assert found[("oslo_limit", "password")] == found[("service_user", "password")]
-        assert found[("oslo_limit", "auth_url")] == found[("service_user", "auth_url")]
+        values = assignments(text)
+        assert values[("libvirt", "cpu_mode")] == ["host-passthrough"]
+        assert values[("oslo_limit", "password")] == values[("service_user", "password")]
+        assert values[("oslo_limit", "auth_url")] == values[("service_user", "auth_url")]
     assert assignments((out / "hyper18/nova-compute/nova.conf").read_text())[
         ("compute", "max_concurrent_disk_ops")
     ] == ["3"]

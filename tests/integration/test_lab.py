@@ -49,8 +49,8 @@ class TestTheLabOfTheExampleSite:
         try:
             assert call("GET", lab.lab.url("placement") + "/", timeout_s=10).body["versions"]
         finally:
-            for one in idle:
-                one.close()
+            for connection in idle:
+                connection.close()
 
     def test_status_is_a_table_and_an_exit_code(self, lab: RunningLab) -> None:
         result = CliRunner().invoke(app, ["lab", "status", "--state", str(lab.settings.state), "-f", "json"])
@@ -148,7 +148,7 @@ class TestALabThatIsBroken:
 
     def test_hosts_have_their_own_resources_and_ratios(self, small: RunningLab) -> None:
         memory = {name: inventories["MEMORY_MB"] for name, inventories in root_inventories(small.admin).items()}
-        assert {name: (one["total"], one["allocation_ratio"]) for name, one in memory.items()} == {
+        assert {name: (inventory["total"], inventory["allocation_ratio"]) for name, inventory in memory.items()} == {
             "one": (65536, 1.25),
             "two": (65536, 1.0),
             "bare": (16384, 1.0),
@@ -260,23 +260,23 @@ class TestALabOnAServer:
 
 def gpu_providers(admin: openstack.connection.Connection) -> dict[str, str]:
     """Name of each GPU's provider -> its resource class."""
-    found = {}
+    resource_classes = {}
     for name, inventories in all_inventories(admin).items():
         if "MEMORY_MB" not in inventories:  # those of hosts count GPUs
-            (found[name],) = inventories
-    return found
+            (resource_classes[name],) = inventories
+    return resource_classes
 
 
 def root_inventories(admin: openstack.connection.Connection) -> dict[str, dict[str, Any]]:
-    return {name: found for name, found in all_inventories(admin).items() if "MEMORY_MB" in found}
+    return {name: inventories for name, inventories in all_inventories(admin).items() if "MEMORY_MB" in inventories}
 
 
 def all_inventories(admin: openstack.connection.Connection) -> dict[str, dict[str, Any]]:
-    found = {}
+    inventories = {}
     for provider in admin.placement.resource_providers():
         answer = admin.placement.get(f"/resource_providers/{provider.id}/inventories", headers=PLACEMENT)
-        found[provider.name] = answer.json()["inventories"]
-    return found
+        inventories[provider.name] = answer.json()["inventories"]
+    return inventories
 
 
 def boot(user: openstack.connection.Connection, flavor: str) -> Any:

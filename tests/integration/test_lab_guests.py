@@ -43,12 +43,12 @@ def guests(lab: RunningLab) -> Iterator[None]:
     thread.join()
 
 
-def until(wanted: Callable[[], Any]) -> Any:
+def until(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + 60
-    while not (found := wanted()):
+    while not (result := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    return found
+    return result
 
 
 def test_a_server_runs_the_job_of_its_user_data_and_switches_itself_off(

@@ -60,9 +60,9 @@ def url(state: Path) -> str:
 
 
 def client(state: Path, url: str, cloud: str) -> Client:
-    found = remembered(state)
-    assert found is not None
-    return Client(open_door(cloud, url, found.clouds_file))
+    running = remembered(state)
+    assert running is not None
+    return Client(open_door(cloud, url, running.clouds_file))
 
 
 def health(admin: Client, gpu: str) -> str:
@@ -140,9 +140,9 @@ def test_a_gpu_goes_bad_at_a_command_and_comes_back(state: Path, url: str, chrom
     expect(page.locator("#toast")).to_contain_text(f"GPU {gpu} is to be accepted.")
     demo.act(booking["id"], "end")  # nobody's GPU is released in the meantime
 
-    (asked,) = admin.accept([gpu])["tries"]
-    until(lambda: admin.acceptance(asked["batch"])["tries"][0]["over"])
-    (tried,) = admin.acceptance(asked["batch"])["tries"]
+    (attempt,) = admin.accept([gpu])["tries"]
+    until(lambda: admin.acceptance(attempt["batch"])["tries"][0]["over"])
+    (tried,) = admin.acceptance(attempt["batch"])["tries"]
     assert (tried["state"], tried["driver"]) == ("passed", "stand-in"), tried["cause"]
     page.reload()
     expect(page.locator(".line", has_text=gpu)).to_have_count(0)

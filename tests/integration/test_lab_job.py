@@ -71,9 +71,9 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_job_runs_on_a_gpu(state: Path, label: str) -> None:
     done = lab(state, "job", "--label", label, "--seconds", "3")
     assert done.exit_code == 0, done.output
-    seen = re.search(r"queued\n.* in_progress on Tesla V100 .* gpu-server/(0000:\S{7}).*\n.* success\n", done.stdout)
-    assert seen is not None, done.stdout
-    assert seen[1] in {gpu.address for gpu in compiled(state).gpus if gpu.marked_lone}, "groups stay whole"
+    match = re.search(r"queued\n.* in_progress on Tesla V100 .* gpu-server/(0000:\S{7}).*\n.* success\n", done.stdout)
+    assert match is not None, done.stdout
+    assert match[1] in {gpu.address for gpu in compiled(state).gpus if gpu.marked_lone}, "groups stay whole"
 
 
 def compiled(state: Path) -> CompiledSite:
@@ -94,9 +94,9 @@ def test_pairs_have_their_groups_though_singles_are_asked_for_first(state: Path)
     servers = NovaServers(api, "race", "none", identity="race")
 
     def play(*flavors: str) -> list[str]:
-        found = [status for _, status in boot(servers, "race", *flavors)]
+        statuses = [status for _, status in boot(servers, "race", *flavors)]
         delete_all(servers)
-        return found
+        return statuses
 
     assert play("gpu_tiny-lone", "gpu_tiny-lone", "gpu_pair-a", "gpu_pair-b") == ["ACTIVE"] * 4
     assert play("gpu_tiny-set-a", "gpu_pair-b", "gpu_tiny-lone", "gpu_tiny-lone") == ["ACTIVE"] * 4
@@ -129,15 +129,17 @@ def test_a_group_that_a_runner_has_leased_is_nobodys_until_nova_is_asked(state: 
 
 def boot(servers: NovaServers, name: str, *flavors: str) -> list[tuple[str, str]]:
     """Ids of servers that are asked for one after the other, and what became of them."""
-    made = [servers.create(ServerWish(f"{name}-{n}", one, IMAGE, "#cloud-config\n")) for n, one in enumerate(flavors)]
-    wait_for(lambda: all(one.status != "BUILD" for one in servers.ours()))
-    found = {one.id: one.status for one in servers.ours()}
-    return [(id, found[id]) for id in made]
+    made = [
+        servers.create(ServerWish(f"{name}-{n}", flavor, IMAGE, "#cloud-config\n")) for n, flavor in enumerate(flavors)
+    ]
+    wait_for(lambda: all(server.status != "BUILD" for server in servers.ours()))
+    statuses = {server.id: server.status for server in servers.ours()}
+    return [(id, statuses[id]) for id in made]
 
 
 def delete_all(servers: NovaServers) -> None:
-    for one in servers.ours():
-        servers.delete(one.id)
+    for server in servers.ours():
+        servers.delete(server.id)
     wait_for(lambda: servers.ours() == [])
 
 
@@ -196,9 +198,9 @@ def until(condition: Callable[[], bool], why: Callable[[], str] = lambda: "it di
         time.sleep(0.3)
 
 
-def empty(found: Prometheus) -> set[str]:
+def empty(metrics: Prometheus) -> set[str]:
     """Panels that have no data now."""
-    return {name for name, query in queries() if not found.has_data(query)}
+    return {name for name, query in queries() if not metrics.has_data(query)}
 
 
 def agent_says(url: str, server: str, code: str) -> None:
@@ -207,12 +209,12 @@ def agent_says(url: str, server: str, code: str) -> None:
     def post(path: str, body: dict[str, Any], token: str = "") -> bytes:
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         with urlopen(Request(f"{url}{path}", json.dumps(body).encode(), headers), timeout=10) as answer:
-            said: bytes = answer.read()
-            return said
+            content: bytes = answer.read()
+            return content
 
     token = json.loads(post("/v1/agents/enrol", {"server": server, "code": code}))["token"]
-    told = {"v": 1, "boot": "0" * 16, "driver": "580", "seen": 1, "cards": ["GPU-a"]}
-    post("/v1/agents/samples", told | {"samples": [[10, [[40, 25, 61, 250, 0, 0, 0]]]]}, token)
+    payload = {"v": 1, "boot": "0" * 16, "driver": "580", "seen": 1, "cards": ["GPU-a"]}
+    post("/v1/agents/samples", payload | {"samples": [[10, [[40, 25, 61, 250, 0, 0, 0]]]]}, token)
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -222,7 +224,7 @@ def test_prometheus_has_an_answer_to_everything_that_is_shipped(state: Path, tmp
     admin, demo = (connect(cloud, lab_now.clouds_file) for cloud in (ADMIN_CLOUD, DEMO_CLOUD))
     exercise = Exercise(admin, demo, load_site(state / "site.yaml").compiled)
     exercise.clear()
-    with open_portal(state, tmp_path) as url, prometheus(tmp_path, url.removeprefix("http://")) as found:
+    with open_portal(state, tmp_path) as url, prometheus(tmp_path, url.removeprefix("http://")) as metrics:
         booted = exercise.boot("k40c.2cores")
         assert booted.status == "ACTIVE", booted.fault
         server = f"/servers/{booted.server_id}"
@@ -236,15 +238,15 @@ def test_prometheus_has_an_answer_to_everything_that_is_shipped(state: Path, tmp
         client, now = Client(open_door(DEMO_CLOUD, url, lab_now.clouds_file)), datetime.now(UTC)
         end = now + timedelta(hours=1)
         (made,) = client.create({"pool": "t4", "gpus": 1, "start": now.isoformat(), "end": end.isoformat()})
-        until(lambda: found.number('gpuyard_admission_seconds_count{outcome="taken"}') == 1)
-        until(lambda: found.number('sum(increase(gpuyard_runner_ends_total{cause="finished"}[2m]))') > 0)
-        until(lambda: empty(found) <= NO_DATA.keys(), lambda: f"no data: {empty(found) - NO_DATA.keys()}")
-        assert empty(found) == NO_DATA.keys(), "a reason does not hold any more"
+        until(lambda: metrics.number('gpuyard_admission_seconds_count{outcome="taken"}') == 1)
+        until(lambda: metrics.number('sum(increase(gpuyard_runner_ends_total{cause="finished"}[2m]))') > 0)
+        until(lambda: empty(metrics) <= NO_DATA.keys(), lambda: f"no data: {empty(metrics) - NO_DATA.keys()}")
+        assert empty(metrics) == NO_DATA.keys(), "a reason does not hold any more"
         for rule in rules():
-            assert found.ask(rule["expr"]) is not None
+            assert metrics.ask(rule["expr"]) is not None
             for series in re.findall(r"\b(?:gpuyard|github|DCGM)[_:][\w:]+", rule["expr"]):
-                assert bool(found.ask(series)) == (series not in NO_SERIES), f"{rule['expr']} asks for {series}"
-        fired = {one["metric"]["alertname"] for one in found.ask('ALERTS{alertstate="firing"}')}
+                assert bool(metrics.ask(series)) == (series not in NO_SERIES), f"{rule['expr']} asks for {series}"
+        fired = {alert["metric"]["alertname"] for alert in metrics.ask('ALERTS{alertstate="firing"}')}
         assert fired == set(), "nothing is wrong with the lab"
         log = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         assert {"sync", "bookings"} & {line.get("loop") for line in log}
@@ -271,8 +273,8 @@ def test_a_github_that_died_is_shown_and_healed(state: Path) -> None:
     assert shown.exit_code == 3
     assert {row["Name"]: row["State"] for row in json.loads(shown.stdout)}[GITHUB] == "down"
     assert lab(state, "up").exit_code == 0
-    found = remembered(state)
-    assert found is not None
+    running = remembered(state)
+    assert running is not None
     assert GITHUB in processes.leaders(processes.find(state))
     assert lab(state, "job", "--seconds", "1").exit_code == 0
 

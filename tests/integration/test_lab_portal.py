@@ -35,8 +35,8 @@ def up(lab: RunningLab, port: int) -> Result:
 def port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        found: int = probe.getsockname()[1]
-        return found
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @pytest.fixture(autouse=True)

@@ -39,8 +39,8 @@ A_LOOK = 60
 def month(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Month]:
     seed = int(os.environ.get("GPUYARD_TEST_SEED", "1"))
     print(f"GPUYARD_TEST_SEED={seed}")  # a failure shows it
-    with month_of_use(tmp_path_factory.mktemp("month"), seed) as found:
-        yield found
+    with month_of_use(tmp_path_factory.mktemp("month"), seed) as month:
+        yield month
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,10 @@ def spans(month: Month) -> list[Span]:
 
 
 def lines(month: Month, *by: str) -> list[dict[str, Any]]:
-    words = "&".join(f"by={one}" for one in by)
-    found = month.ask("GET", f"/v1/usage?{OCTOBER}&{words}")
-    assert datetime.fromisoformat(found["until"]) > LAST
-    return list(found["lines"])
+    words = "&".join(f"by={dimension}" for dimension in by)
+    answer = month.ask("GET", f"/v1/usage?{OCTOBER}&{words}")
+    assert datetime.fromisoformat(answer["until"]) > LAST
+    return list(answer["lines"])
 
 
 def parts(span: Span) -> Iterable[tuple[datetime, int]]:
@@ -64,33 +64,37 @@ def parts(span: Span) -> Iterable[tuple[datetime, int]]:
         start = then
 
 
-def whole(told: Counter[tuple[str, ...]]) -> Counter[tuple[str, ...]]:
+def whole(totals: Counter[tuple[str, ...]]) -> Counter[tuple[str, ...]]:
     """Booked or not."""
-    found: Counter[tuple[str, ...]] = Counter()
-    for key, seconds in told.items():
-        found[key[:-1]] += seconds
-    return found
+    result: Counter[tuple[str, ...]] = Counter()
+    for key, seconds in totals.items():
+        result[key[:-1]] += seconds
+    return result
 
 
 def test_every_second_of_use_is_that_of_who_had_it(month: Month, spans: list[Span]) -> None:
-    told: Counter[tuple[str, ...]] = Counter()
+    expected: Counter[tuple[str, ...]] = Counter()
     for span in spans:
         for start, seconds in parts(span):
             day = start.astimezone(ZONE).date().isoformat()
             kind = "booked_use" if span.booked else "unbooked_use"
-            told[span.project, span.user, span.pool, span.host, day, kind] += seconds
-    found: Counter[tuple[str, ...]] = Counter()
+            expected[span.project, span.user, span.pool, span.host, day, kind] += seconds
+    reported: Counter[tuple[str, ...]] = Counter()
     for line in lines(month, "project", "user", "pool", "host", "day"):
         for kind in ("booked_use", "unbooked_use", "runner_use"):
             key = (line["project"], line["user"], line["pool"], line["host"], line["day"], kind)
-            found[key] += line[kind]
-    assert whole(told) == whole(found), f"as Nova has it, and as reported; {dict(month.done)}"
+            reported[key] += line[kind]
+    assert whole(expected) == whole(reported), f"as Nova has it, and as reported; {dict(month.done)}"
     # Which server a booking is for is known by the look, not by Nova: at most a look's time goes to the other side.
-    far = {key: (told[key], found[key]) for key in told.keys() | found.keys() if abs(told[key] - found[key]) > A_LOOK}
+    far = {
+        key: (expected[key], reported[key])
+        for key in expected.keys() | reported.keys()
+        if abs(expected[key] - reported[key]) > A_LOOK
+    }
     assert not far, "booked or not, as Nova and the ledger have it, and as reported"
     assert month.done["killed"] >= 3
-    assert sum(told.values()) > 100 * 3600
-    assert any(key[-1] == "booked_use" for key in +told)
+    assert sum(expected.values()) > 100 * 3600
+    assert any(key[-1] == "booked_use" for key in +expected)
 
 
 def test_all_uses_add_up_to_all_gpu_time(month: Month) -> None:
@@ -107,23 +111,23 @@ def test_all_uses_add_up_to_all_gpu_time(month: Month) -> None:
 
 
 def test_costs_are_those_of_the_clock_on_the_wall(month: Month, spans: list[Span]) -> None:
-    told: Counter[str] = Counter()
+    used_seconds: Counter[str] = Counter()
     cents: dict[str, Decimal] = {}
     for span in spans:
         usual, cheap = (Decimal(str(price)) for price in PRICES[span.pool])
         for start, seconds in parts(span):
-            there = start.astimezone(ZONE)
-            price = cheap if there.weekday() >= 5 or there.hour >= 20 or there.hour < 8 else usual
+            local = start.astimezone(ZONE)
+            price = cheap if local.weekday() >= 5 or local.hour >= 20 or local.hour < 8 else usual
             cents[span.project] = cents.get(span.project, Decimal()) + price * seconds
-            told[span.project] += seconds
-    said = subprocess.run(
+            used_seconds[span.project] += seconds
+    result = subprocess.run(
         [sys.executable, "-m", "gpuyard.cli.main", "usage", "report", "--month", "2027-10", "-f", "json",
          "--os-cloud", ADMIN_CLOUD],
         env={**os.environ, "OS_CLIENT_CONFIG_FILE": str(month.lab.status.clouds_file), **month.clock.environment},
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    rows = {row["Project"]: row for row in json.loads(said.stdout)}
-    for project, seconds in told.items():
+    rows = {row["Project"]: row for row in json.loads(result.stdout)}
+    for project, seconds in used_seconds.items():
         assert Decimal(str(rows[project]["Used"])) == _round(Decimal(seconds) / 3600), rows[project]
         assert Decimal(str(rows[project]["Cost"])) == _round(cents[project] / 3600), rows[project]
 
@@ -135,16 +139,16 @@ def _round(amount: Decimal) -> Decimal:
 def test_sums_of_days_are_those_of_their_intervals(month: Month) -> None:
     database = Database(f"sqlite:///{month.database}")
     store, clock = HistoryStore(database), site_clock(month.loaded.site)
-    kept: Counter[Any] = Counter()
+    seconds_by_slice: Counter[Any] = Counter()
     first, last = FIRST.astimezone(ZONE).date(), LAST.astimezone(ZONE).date()
-    for one in History(store, ZONE.key, clock.parts).sums(first, last).sums:
-        kept[one.slice] += one.seconds
+    for use_sum in History(store, ZONE.key, clock.parts).sums(first, last).sums:
+        seconds_by_slice[use_sum.slice] += use_sum.seconds
     extent = store.seen()
     database.close()
     assert extent is not None
     assert str(extent.rolled) == "2027-10-31"
     raw = reckon(store.intervals(FIRST, LAST), FIRST, LAST, clock.parts).slices
-    assert kept == Counter(raw)
+    assert seconds_by_slice == Counter(raw)
 
 
 @pytest.mark.browser

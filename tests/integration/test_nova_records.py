@@ -51,13 +51,13 @@ class Records:
         exercise.wait_for_status(server, status)
 
     def row(self, server: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.api.get("compute", f"/servers/{server}")["server"]
-        return found
+        row: dict[str, Any] = self.api.get("compute", f"/servers/{server}")["server"]
+        return row
 
     def launched(self, server: str) -> datetime:
-        found = moment(self.row(server)["OS-SRV-USG:launched_at"])
-        assert found is not None
-        return found
+        launched_at = moment(self.row(server)["OS-SRV-USG:launched_at"])
+        assert launched_at is not None
+        return launched_at
 
     def action(self, server: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """The last action of a name, and its events by theirs."""
@@ -88,10 +88,10 @@ def records(operator: CloudApi, example: CompiledSite) -> Records:
 
 
 def ended(event: dict[str, Any]) -> datetime:
-    found = moment(event["finish_time"])
+    finished_at = moment(event["finish_time"])
     assert event["result"] == "Success"
-    assert found is not None
-    return found
+    assert finished_at is not None
+    return finished_at
 
 
 def test_a_resize_and_its_revert(records: Records, exercise: Exercise) -> None:
@@ -134,8 +134,8 @@ def test_a_resize_and_its_revert(records: Records, exercise: Exercise) -> None:
     gave_back = whole(ended(parts["compute_revert_resize"]))
     assert [end for _, end in use_spans(life)] in ([gave_back, None], [None]), "one if it took no whole second"
     assert [span.gpus for span in flavor_spans(life)] == [1, None, 1], "a revert brings the same flavor back"
-    seen = [(whole(resized), whole(reverted), "t4")] * 2
-    assert [span.gpus for span in flavor_spans(life, seen)] == [1, 2, 1]
+    recorded = [(whole(resized), whole(reverted), "t4")] * 2
+    assert [span.gpus for span in flavor_spans(life, recorded)] == [1, 2, 1]
 
 
 def test_a_cold_migration_a_shelving_and_a_rebuild(records: Records, exercise: Exercise) -> None:
@@ -148,9 +148,9 @@ def test_a_cold_migration_a_shelving_and_a_rebuild(records: Records, exercise: E
     assert migration["old_instance_type_id"] == migration["new_instance_type_id"]
     assert migration["dest_compute"] == records.row(server)["OS-EXT-SRV-ATTR:host"] != migration["source_compute"]
     records.act(exercise, server, "confirmResize", None, "ACTIVE")
-    here = [name for name in records.gpus(server) if name.startswith(migration["dest_compute"])]
+    dest_gpus = [name for name in records.gpus(server) if name.startswith(migration["dest_compute"])]
     # One more where Nova has claimed another one than Placement had allocated: test_host_moves.py has it counted again.
-    assert len(here) in (1, 2)
+    assert len(dest_gpus) in (1, 2)
     assert records.gpus(migration["uuid"]) == []
     assert moves(records.life(server)) == [whole(moved)]
 

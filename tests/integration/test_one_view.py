@@ -68,8 +68,8 @@ def booked(
     made = open_booked_lab(lab, operator, tmp_path, RULES, PROJECTS)
     yield made
     made.clear()
-    seen = read_objects(operator, example)
-    SiteApplier(operator, seen).apply(plan_site(example, seen), lambda step: None)
+    observed = read_objects(operator, example)
+    SiteApplier(operator, observed).apply(plan_site(example, observed), lambda step: None)
 
 
 @pytest.fixture
@@ -115,43 +115,43 @@ def test_every_place_says_the_same_of_every_gpu(
     booked.controller.run()
     booked.clock.until(booking.ask.start - 1.5 * PREPARE)
     booked.controller.run()
-    seen = booked.statuses(None)
-    states = {status.gpu.provider_name: status for status in seen}
+    statuses = booked.statuses(None)
+    states = {status.gpu.provider_name: status for status in statuses}
     # What is there to be compared is there.
-    assert {status.state for status in seen} == set(GpuState) - {GpuState.BLOCKED}
+    assert {status.state for status in statuses} == set(GpuState) - {GpuState.BLOCKED}
     assert (states[by_hand.provider_name].state, states[by_hand.provider_name].booking) == (GpuState.HELD, "")
     assert (states[held.provider_name].state, states[held.provider_name].booking) == (GpuState.HELD, hold.id)
-    assert [s.booking for s in seen if s.state is GpuState.BOOKED] == [booking.id]
+    assert [s.booking for s in statuses if s.state is GpuState.BOOKED] == [booking.id]
     assert [states[name].state for name in (LEADER, PEER, HIDDEN)] == [
         GpuState.CLAIMED, GpuState.STRANDED, GpuState.LOST,
     ]  # fmt: skip
 
-    compare_processes(booked, tmp_path, seen)
+    compare_processes(booked, tmp_path, statuses)
     loaded = load_site(tmp_path / "site.yaml")
-    with served(booked.ledger, [booked.people["bob"]], seen) as url:
+    with served(booked.ledger, [booked.people["bob"]], statuses) as url:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, [booked.people["bob"]])))
         rows = Client(open_door("bob", url)).gpus()
         listed = CliRunner().invoke(app, ["gpu", "list", "--os-cloud", "bob", "--url", url, "-f", "json"]).stdout
         columns, table = of_openstack(Client(open_door("bob", url)))
-    assert of_page(seen) == {f"{s.gpu.address} on {s.gpu.host}": s.state.value for s in seen}
-    assert [row["state"] for row in rows] == [status.state.value for status in seen]
+    assert of_page(statuses) == {f"{s.gpu.address} on {s.gpu.host}": s.state.value for s in statuses}
+    assert [row["state"] for row in rows] == [status.state.value for status in statuses]
     mine = [{name: "" if value is None else value for name, value in row.items()} for row in json.loads(listed)]
     assert mine == [dict(zip(columns, row, strict=True)) for row in table]
-    assert [(row["State"], row["Reason"]) for row in mine] == [(s.state.value, s.reason) for s in seen]
+    assert [(row["State"], row["Reason"]) for row in mine] == [(s.state.value, s.reason) for s in statuses]
 
     words = keepings(rows)
     compare_why(operator, loaded, states, words)
     compare_drift(operator, loaded, states, words)
 
 
-def of_page(seen: list[GpuStatus]) -> dict[str, str]:
+def of_page(statuses: list[GpuStatus]) -> dict[str, str]:
     """GPU -> state, of the boxes of the map."""
     inventory = InventoryCache()
-    inventory.publish(NOON, seen)
+    inventory.publish(NOON, statuses)
     page = (
         TestClient(
             create_app(
-                plain_sources(inventory=inventory, gpus=[status.gpu for status in seen]),
+                plain_sources(inventory=inventory, gpus=[status.gpu for status in statuses]),
                 ["testserver"],
             )
         )
@@ -162,7 +162,7 @@ def of_page(seen: list[GpuStatus]) -> dict[str, str]:
     return {name: state for state, name in boxes}
 
 
-def compare_processes(booked: BookedLab, folder: Path, seen: list[GpuStatus]) -> None:
+def compare_processes(booked: BookedLab, folder: Path, statuses: list[GpuStatus]) -> None:
     """A second portal on the same database keeps no bookings, and says of every GPU what the first one says."""
     taker = SnapshotTaker(booked.operator, booked.compiled.gpus, booked.compiled.flavors)
     with closing(open_ledger(folder, booked.compiled, booked.clock)) as ledger:
@@ -170,7 +170,7 @@ def compare_processes(booked: BookedLab, folder: Path, seen: list[GpuStatus]) ->
         second.run()
         assert second.waits == ("another process on this database keeps the bookings",)
         assert second.words == booked.controller.words
-        assert gpu_statuses(booked.compiled.gpus, taker.take(booked.clock()), second.words) == seen
+        assert gpu_statuses(booked.compiled.gpus, taker.take(booked.clock()), second.words) == statuses
 
 
 def of_openstack(client: Client) -> tuple[Any, Any]:
@@ -180,14 +180,14 @@ def of_openstack(client: Client) -> tuple[Any, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # osc_lib warns of itself
         command = entry.load()(openstack, None)
-    found: tuple[Any, Any] = command.take_action(command.get_parser("gpu list").parse_args([]))
-    return found
+    listing: tuple[Any, Any] = command.take_action(command.get_parser("gpu list").parse_args([]))
+    return listing
 
 
 def compare_why(operator: CloudApi, loaded: LoadedSite, states: dict[str, GpuStatus], words: LedgerWords) -> None:
-    asked = {flavor.pool: flavor.name for flavor in loaded.compiled.flavors if flavor.pool}
+    flavors_by_pool = {flavor.pool: flavor.name for flavor in loaded.compiled.flavors if flavor.pool}
     devices: dict[str, Device] = {}
-    for name in [*asked.values(), "gpu_pair-a"]:
+    for name in [*flavors_by_pool.values(), "gpu_pair-a"]:
         with Reader(operator) as cloud:
             reader = FactsReader(cloud, loaded)
             facts, request = reader.read(name, None, None)
@@ -208,13 +208,15 @@ def compare_why(operator: CloudApi, loaded: LoadedSite, states: dict[str, GpuSta
 
 def compare_drift(operator: CloudApi, loaded: LoadedSite, states: dict[str, GpuStatus], words: LedgerWords) -> None:
     world = read_world(operator, loaded.compiled)
-    found = find_drift(loaded.compiled, loaded.inventories, world, words)
-    held = {one.object: one for one in found if one.code == "gpu-held"}
-    kept = {f"{s.gpu.host} {s.gpu.address}": s for s in states.values() if s.state in (GpuState.HELD, GpuState.BOOKED)}
-    assert held.keys() == kept.keys()
-    for name, status in kept.items():
+    findings = find_drift(loaded.compiled, loaded.inventories, world, words)
+    held = {finding.object: finding for finding in findings if finding.code == "gpu-held"}
+    statuses_by_gpu = {
+        f"{s.gpu.host} {s.gpu.address}": s for s in states.values() if s.state in (GpuState.HELD, GpuState.BOOKED)
+    }
+    assert held.keys() == statuses_by_gpu.keys()
+    for name, status in statuses_by_gpu.items():
         assert (status.booking or "reserved=0") in held[name].remedy
-    (gone,) = [one for one in found if one.code == "gpu-lost"]
+    (gone,) = [finding for finding in findings if finding.code == "gpu-lost"]
     assert [s.gpu.address for s in states.values() if s.state is GpuState.LOST] == ["0000:86:00.0"]
     assert "0000:86:00.0" in gone.reason
     holders = {name for name, device in world.devices.items() if device.holders}

@@ -94,7 +94,7 @@ def test_who_books_first(store: Store, contest: Contest, what: str) -> None:
     """Also admins who set the rules aside."""
     outcomes = contest(store, [Task(what, number) for number in range(MANY)])
     assert taken(store) == [winner(outcomes, "RefusedError: ")]
-    assert [one.state for one in store.find(Query())] == [BookingState.CONFIRMED]
+    assert [booking.state for booking in store.find(Query())] == [BookingState.CONFIRMED]
 
 
 def test_a_lease_or_a_booking_from_now_on(store: Store, contest: Contest) -> None:
@@ -114,13 +114,15 @@ def test_idle_runners_make_way_for_the_first_who_books(store: Store, contest: Co
     assert taken(store, 0, 1) == [made.id]
     assert f"{WON} {made.id}" in outcomes
     ended = store.find(Query(pool=POOL, states=frozenset({BookingState.ENDED})))
-    assert [one.reason for one in ended] == [MADE_WAY] * (sum(outcome.startswith(WON) for outcome in outcomes) - 1)
+    assert [booking.reason for booking in ended] == [MADE_WAY] * (
+        sum(outcome.startswith(WON) for outcome in outcomes) - 1
+    )
 
 
 def test_who_moves_a_booking_there_first(store: Store, contest: Contest) -> None:
     ledger = ledger_of(store)
     made = [ledger.create(ask(48 + n, 49 + n), person(n))[0] for n in range(MANY)]
-    outcomes = contest(store, [Task("edit", n, one.id) for n, one in enumerate(made)])
+    outcomes = contest(store, [Task("edit", n, booking.id) for n, booking in enumerate(made)])
     assert taken(store) == [winner(outcomes, "RefusedError: ")]
     assert len(taken(store, 0, 999)) == MANY, "the others are where they were"
 
@@ -139,8 +141,8 @@ def test_who_extends_a_booking_into_a_gap_first(store: Store, contest: Contest) 
 def test_whose_request_is_approved_first(store: Store, contest: Contest) -> None:
     asking = ledger_of(store, approval=True)
     made = [asking.create(ask(24, 25), person(number))[0] for number in range(MANY)]
-    assert {one.state for one in made} == {BookingState.REQUESTED}
-    outcomes = contest(store, [Task("approve", number, one.id) for number, one in enumerate(made)])
+    assert {booking.state for booking in made} == {BookingState.REQUESTED}
+    outcomes = contest(store, [Task("approve", number, booking.id) for number, booking in enumerate(made)])
     assert taken(store) == [winner(outcomes, "RefusedError: ")]
     assert len(store.find(Query(states=frozenset({BookingState.REQUESTED})))) == MANY - 1
 
@@ -152,7 +154,7 @@ def test_an_offer_is_accepted_once(store: Store, contest: Contest) -> None:
     (third,) = ledger.create(ask(24, 25), person(2), wait=True)
     ledger.cancel(first.id, person(0))
     ledger.upkeep.advance()
-    states = [ledger.get(one.id).state for one in (second, third)]
+    states = [ledger.get(booking.id).state for booking in (second, third)]
     assert states == [BookingState.OFFERED, BookingState.WAITING]
     assert taken(store) == [second.id], "it is kept for whom it was offered to"
     tasks = [Task("accept", 1, second.id) for _ in range(MANY // 2)] + [Task("create", n) for n in range(MANY // 2)]

@@ -83,9 +83,9 @@ class KeystoneAs:
 
 @pytest.fixture
 def visitors(operator: CloudApi) -> Iterator[Visitors]:
-    found = Visitors(operator)
-    yield found
-    found.clear()
+    visitors = Visitors(operator)
+    yield visitors
+    visitors.clear()
 
 
 @pytest.fixture
@@ -185,8 +185,8 @@ def test_projects_and_users_of_another_domain_are_not_taken_for_those_of_a_site_
     assert [(project.id, project.name) for project in bench.people.projects(bench.project)] == [
         (bench.project_id, bench.project)
     ]
-    for known in (theirs, project):
-        assert [(project.id, project.name) for project in bench.people.projects(known)] == [(theirs, project)]
+    for name_or_id in (theirs, project):
+        assert [(project.id, project.name) for project in bench.people.projects(name_or_id)] == [(theirs, project)]
     assert list(bench.people.users(bench.user)) == [bench.user_id]
     assert list(bench.people.users(name)) == list(bench.people.users(user)) == [user]
     assert not bench.people.projects(f"{bench.project}@Default")

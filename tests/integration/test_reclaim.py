@@ -47,15 +47,15 @@ def run_until_gone(
     booked: BookedLab, boot: Boot, status: str | None, between: Callable[[], None] = lambda: None
 ) -> None:
     """Runs of the loop until the server has a status, or is gone, and its case is closed."""
-    found = None
+    observed = None
     for _ in range(60):
         booked.controller.run()
         between()
         rows = booked.operator.get("compute", "/servers/detail", all_tenants=1)["servers"]
-        found = {row["id"]: row["status"] for row in rows}.get(boot.server_id)
-        if found == status and case(booked, boot).done is not None:
+        observed = {row["id"]: row["status"] for row in rows}.get(boot.server_id)
+        if observed == status and case(booked, boot).done is not None:
             return
-    raise AssertionError(f"{found}: {case(booked, boot)}")
+    raise AssertionError(f"{observed}: {case(booked, boot)}")
 
 
 def audit(booked: BookedLab, boot: Boot) -> list[tuple[str, str, str]]:
@@ -65,8 +65,12 @@ def audit(booked: BookedLab, boot: Boot) -> list[tuple[str, str, str]]:
 
 
 def events(booked: BookedLab) -> list[tuple[str, str]]:
-    told = booked.ledger._store.take_undelivered("test", booked.clock(), 1000)
-    return [(one.event.kind, one.event.user_id) for one in told if one.event.kind.startswith("reclaim")]
+    deliveries = booked.ledger._store.take_undelivered("test", booked.clock(), 1000)
+    return [
+        (delivery.event.kind, delivery.event.user_id)
+        for delivery in deliveries
+        if delivery.event.kind.startswith("reclaim")
+    ]
 
 
 def test_past_the_end_a_server_is_warned_and_shelved_and_keeps_its_disk(opened: Open) -> None:
@@ -182,9 +186,9 @@ def test_stop_shuts_off_and_says_that_it_frees_nothing(opened: Open) -> None:
     run_until_gone(booked, boot, "SHUTOFF")
     assert "this frees nothing" in audit(booked, boot)[-1][2]
     assert any(status.claim for status in booked.statuses())
-    said = audit(booked, boot)
+    entries = audit(booked, boot)
     booked.controller.run()
-    assert audit(booked, boot) == said, "and it is said once"
+    assert audit(booked, boot) == entries, "and it is said once"
 
 
 def test_a_colleague_without_a_booking_is_reclaimed_and_the_owner_is_told_of_the_delay(opened: Open) -> None:
@@ -225,7 +229,7 @@ def test_servers_without_a_booking_make_room_the_newest_first(opened: Open) -> N
     start(booked, booking)
     boot = booked.boot("ada")
     assert boot.status == "ACTIVE", boot.fault
-    assert all(booked.server(one.server_id)["status"] == "ACTIVE" for one in old)
+    assert all(booked.server(old_boot.server_id)["status"] == "ACTIVE" for old_boot in old)
 
 
 KEEP = """

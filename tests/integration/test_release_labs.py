@@ -55,10 +55,10 @@ class ReleaseLab:
 
     def apply(self) -> int:
         """Apply the site; how many steps that took."""
-        seen = read_objects(self.operator, self.compiled)
-        plan = plan_site(self.compiled, seen)
+        observed = read_objects(self.operator, self.compiled)
+        plan = plan_site(self.compiled, observed)
         assert not plan.refusals, plan.refused
-        SiteApplier(self.operator, seen).apply(plan, lambda step: None)
+        SiteApplier(self.operator, observed).apply(plan, lambda step: None)
         return len(plan.steps)
 
 
@@ -66,8 +66,8 @@ class ReleaseLab:
 def lab_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReleaseLab]:
     name = request.param
     folder = tmp_path_factory.mktemp(name)
-    kept = os.environ.get(CACHE_VARIABLE)
-    cache = Path(kept) / "labs" if kept else folder / "releases"
+    cache_folder = os.environ.get(CACHE_VARIABLE)
+    cache = Path(cache_folder) / "labs" if cache_folder else folder / "releases"
     site = plain_site(name)
     running = start_lab(folder / "lab", site=site, release=name, release_cache=cache)
     operator = connect(ADMIN_CLOUD, running.status.clouds_file)  # which says who may read limits
@@ -114,6 +114,6 @@ def versions_in(python: Path) -> dict[str, str]:
     """What a Python has of the services."""
     code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
     command = [str(python), "-c", code, *next(iter(LAB_RELEASES.values())).services]
-    found: dict[str, str] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    assert found != {name: version(name) for name in found}
-    return found
+    versions: dict[str, str] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert versions != {name: version(name) for name in versions}
+    return versions

@@ -27,21 +27,21 @@ CACHE_VARIABLE = "GPUYARD_TEST_CACHE"
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the releases are installed; GPUYARD_TEST_CACHE keeps them from one run to the next."""
-    kept = os.environ.get(CACHE_VARIABLE)
-    return Path(kept) if kept else tmp_path_factory.mktemp("releases")
+    cache_folder = os.environ.get(CACHE_VARIABLE)
+    return Path(cache_folder) if cache_folder else tmp_path_factory.mktemp("releases")
 
 
 def python_of(cache: Path, release: Release) -> Path:
     """The Python of a release, installed from PyPI in the versions that a lab of it has; the lab's own is this one."""
     if release.name == OWN:
         return Path(sys.executable)
-    wanted = lab_release(release.name)
-    venv = cache / f"nova-{wanted.services['nova']}"
+    pinned = lab_release(release.name)
+    venv = cache / f"nova-{pinned.services['nova']}"
     python = venv / "bin" / "python"
     if not (venv / "complete").exists():
         subprocess.run([uv.program(), "venv", "--quiet", "--clear", "--python", sys.executable, str(venv)], check=True)
         # Older releases import pkg_resources, which setuptools has had until 80.
-        packages = ["nova", "openstack-placement", "setuptools", "--constraint", str(wanted.lock)]
+        packages = ["nova", "openstack-placement", "setuptools", "--constraint", str(pinned.lock)]
         subprocess.run([uv.program(), "pip", "install", "--quiet", "--python", str(python), *packages], check=True)
         (venv / "complete").touch()
     return python
@@ -109,15 +109,15 @@ def test_a_release_takes_what_is_rendered_for_it(cache: Path, tmp_path: Path, re
         )
         text = render_provider_config(compiled.provider_config_of(host))
         (tmp_path / host / "provider_config" / "gpuyard.yaml").write_text(text)
-    found = probe(cache, release, tmp_path)
-    assert found["unknown_placement"] == []
+    probed = probe(cache, release, tmp_path)
+    assert probed["unknown_placement"] == []
     for host in compiled.site.hosts:
         specs = compiled.options_of("nova-compute", host).values("pci", "device_spec")
-        wanted = {"unknown": [], "specs": [json.loads(value) for value in specs], "providers": [COMPUTE_NODE]}
-        assert found["hosts"][host] == wanted
+        expected = {"unknown": [], "specs": [json.loads(value) for value in specs], "providers": [COMPUTE_NODE]}
+        assert probed["hosts"][host] == expected
     classes = ["CUSTOM_GPU_V100", "CUSTOM_GPU_T4"] if stage == "on" else [None, None]
-    assert found["asked"]["one"] == [[1, [classes[0]]]]
-    assert found["asked"]["eight"] == [[8, [classes[1]]]]
-    assert found["required_list"] == release.limits_named
+    assert probed["asked"]["one"] == [[1, [classes[0]]]]
+    assert probed["asked"]["eight"] == [[8, [classes[1]]]]
+    assert probed["required_list"] == release.limits_named
     for feature in ("managed", "limits_lookup", "wide_trees", "one_time_use", "pci_quotas", "several_vgpus"):
-        assert found[feature] is getattr(release, feature), feature
+        assert probed[feature] is getattr(release, feature), feature

@@ -64,8 +64,8 @@ class Walk:
         self.site_file.write_text(json.dumps(document))
         plan = plan_of_site(self.site_file)
         self.running = start_lab(self.folder / "lab", plan)
-        seen = read_objects(self.operator, self.loaded.compiled)
-        SiteApplier(self.operator, seen).apply(plan_site(self.loaded.compiled, seen), lambda step: None)
+        observed = read_objects(self.operator, self.loaded.compiled)
+        SiteApplier(self.operator, observed).apply(plan_site(self.loaded.compiled, observed), lambda step: None)
 
     @property
     def site_file(self) -> Path:
@@ -101,8 +101,8 @@ class Walk:
 
     def drift(self) -> list[str]:
         loaded = self.loaded
-        found = find_drift(loaded.compiled, loaded.inventories, read_world(self.operator, loaded.compiled))
-        return [f"{item.code}: {item.object}: {item.reason}" for item in found]
+        findings = find_drift(loaded.compiled, loaded.inventories, read_world(self.operator, loaded.compiled))
+        return [f"{item.code}: {item.object}: {item.reason}" for item in findings]
 
     def held(self, server: str) -> list[str]:
         """Names of the GPU providers that a server has in Placement."""
@@ -167,9 +167,9 @@ def test_from_a_cloud_that_knows_no_devices_to_one_that_keeps_groups_together(
     body |= {"consumer_type": "INSTANCE", "allocations": {root: before["allocations"][root]}}
     operator.request("PUT", "placement", f"/allocations/{resized}", body)
     assert walk.failed() == {"servers-healed"}
-    found = walk.drift()
-    assert len(found) == 1
-    assert found[0].startswith("server-without-gpu: server gpuyard-exercise-")
+    drift = walk.drift()
+    assert len(drift) == 1
+    assert drift[0].startswith("server-without-gpu: server gpuyard-exercise-")
     code, text = walk.command(monkeypatch, "-f", "json")
     rows = json.loads(text[: text.rindex("]") + 1])
     assert code == 3

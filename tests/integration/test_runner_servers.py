@@ -37,10 +37,10 @@ class RecordingSession:
 
     def until(self, true: Callable[[SeenServer | None], bool], server_id: str) -> SeenServer | None:
         end = monotonic() + 60
-        while not true(found := self.servers.get(server_id)):
-            assert monotonic() < end, found
+        while not true(server := self.servers.get(server_id)):
+            assert monotonic() < end, server
             sleep(0.05)
-        return found
+        return server
 
     def wish(self, name: str, **more: str) -> ServerWish:
         return ServerWish(name, **{"flavor": FLAVOR, "image": IMAGE, "user_data": "#cloud-config\n", **more})
@@ -58,15 +58,15 @@ def door(
         yield made
     for row in api.get("compute", "/servers")["servers"]:
         api.request("DELETE", "compute", f"/servers/{row['id']}")
-        made.until(lambda found: found is None, row["id"])
+        made.until(lambda server: server is None, row["id"])
 
 
 def test_a_server_is_made_seen_and_deleted_for_good(door: RecordingSession) -> None:
     id = door.servers.create(door.wish("gpuyard-v100-a", job="github.com/1"))
-    assert [one.name for one in door.servers.ours()] == ["gpuyard-v100-a"], "also before it has a host"
-    seen = door.until(lambda found: found is not None and found.status != "BUILD", id)
-    assert seen is not None
-    assert (seen.status, seen.fault, seen.name) == ("ACTIVE", "", "gpuyard-v100-a")
+    assert [listed.name for listed in door.servers.ours()] == ["gpuyard-v100-a"], "also before it has a host"
+    server = door.until(lambda found: found is not None and found.status != "BUILD", id)
+    assert server is not None
+    assert (server.status, server.fault, server.name) == ("ACTIVE", "", "gpuyard-v100-a")
     assert isinstance(door.servers.console(id), str)
     row = door.api.get("compute", f"/servers/{id}")["server"]
     assert row["metadata"] == {
@@ -100,8 +100,8 @@ def test_an_image_of_others_is_used_when_it_was_shared_and_accepted_and_not_befo
     door: RecordingSession, operator: CloudApi
 ) -> None:
     name = "somebody-elses"
-    wanted = {"name": name, "disk_format": "raw", "container_format": "bare", "visibility": "shared"}
-    image = operator.request("POST", "image", "/images", wanted)["id"]
+    body = {"name": name, "disk_format": "raw", "container_format": "bare", "visibility": "shared"}
+    image = operator.request("POST", "image", "/images", body)["id"]
     try:
         operator.send("image", f"/images/{image}/file", BytesOfAnImage(bytes(1024)), 60)
         operator.request("POST", "image", f"/images/{image}/members", {"member": door.api.project})
@@ -132,7 +132,7 @@ def test_a_wish_that_cannot_be_says_why(door: RecordingSession, wrong: dict[str,
 def test_no_host_is_a_fault_that_says_so(door: RecordingSession) -> None:
     ids = [door.servers.create(door.wish(f"gpuyard-v100-{n}", flavor=FLAVOR)) for n in range(8)]
     ends = [door.until(lambda found: found is not None and found.status != "BUILD", id) for id in ids]
-    faults = [one.fault for one in ends if one is not None and one.status == "ERROR"]
+    faults = [server.fault for server in ends if server is not None and server.status == "ERROR"]
     assert faults
     assert all("No valid host" in fault for fault in faults)
 
@@ -151,7 +151,7 @@ def test_a_server_is_asked_for_once_though_the_answer_is_lost(
         with pytest.raises(ServerError) as lost:
             through.create(wish)
     assert lost.value.problem is ServerProblem.UNKNOWN, "it may be there"
-    assert sorted(one.name for one in door.servers.ours()) == ["gpuyard-v100-d", "gpuyard-v100-e"]
+    assert sorted(server.name for server in door.servers.ours()) == ["gpuyard-v100-d", "gpuyard-v100-e"]
 
 
 def test_a_quota_is_a_problem_of_its_own(door: RecordingSession, operator: CloudApi) -> None:

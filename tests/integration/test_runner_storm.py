@@ -175,21 +175,30 @@ class Storm:
         ]  # fmt: skip
         with self.inventory.opened() as (_, ledger):
             lanes = ledger.lanes()
-            found = ledger.find(Query(), MOST)
+            bookings = ledger.find(Query(), MOST)
         taken = [
-            Leased(lane, one.ask.start, one.changed if one.state is BookingState.ENDED else one.ask.end, one.server)
-            for one in found
-            for lane in one.lanes
+            Leased(
+                lane,
+                booking.ask.start,
+                booking.changed if booking.state is BookingState.ENDED else booking.ask.end,
+                booking.server,
+            )
+            for booking in bookings
+            for lane in booking.lanes
         ]
-        lines = [f"waits of jobs {spread([(one.begun - one.queued).total_seconds() for one in worked if one.begun])}"]
+        lines = [f"waits of jobs {spread([(job.begun - job.queued).total_seconds() for job in worked if job.begun])}"]
         idle: list[IdleTime] = []
-        for pool in sorted({one.pool for one in worked}):
+        for pool in sorted({job.pool for job in worked}):
             mine = idle_times(pool, [lane for lane in lanes if lane.pool == pool and not lane.trouble], taken, worked)
-            lines.append(f"GPUs of pool {pool} that idled while a job waited {spread([one.seconds for one in mine])}")
+            lines.append(
+                f"GPUs of pool {pool} that idled while a job waited {spread([idle_time.seconds for idle_time in mine])}"
+            )
             idle += mine
-        lines.append(f"GPUs that idled while a job waited {spread([one.seconds for one in idle])}")
-        longest = sorted(idle, key=lambda one: -one.seconds)[:SHOWN]
-        return "\n".join([*lines, *(why_idle(one, taken, runners) for one in longest if one.seconds >= LONG)])
+        lines.append(f"GPUs that idled while a job waited {spread([idle_time.seconds for idle_time in idle])}")
+        longest = sorted(idle, key=lambda idle_time: -idle_time.seconds)[:SHOWN]
+        return "\n".join(
+            [*lines, *(why_idle(idle_time, taken, runners) for idle_time in longest if idle_time.seconds >= LONG)]
+        )
 
 
 def why_idle(idle: IdleTime, taken: Sequence[Leased], runners: Sequence[Runner]) -> str:
@@ -197,18 +206,18 @@ def why_idle(idle: IdleTime, taken: Sequence[Leased], runners: Sequence[Runner])
     by_name = {runner.name: runner for runner in runners}
     begin = idle.end - timedelta(seconds=idle.seconds)
     lines = [f"  lane {idle.lane} idled for {idle.seconds:.0f} s until {second_text(idle.end)}"]
-    for lease in sorted(taken, key=lambda one: one.start):
+    for lease in sorted(taken, key=lambda leased: leased.start):
         if lease.lane == idle.lane and lease.start <= idle.end and begin <= lease.end:
-            one = by_name.get(lease.runner)
+            holder = by_name.get(lease.runner)
             times = f"{second_text(lease.start)} to {second_text(lease.end)}"
-            lines.append(f"    {times}: {_steps(one) if one is not None else lease.runner or 'booked'}")
+            lines.append(f"    {times}: {_steps(holder) if holder is not None else lease.runner or 'booked'}")
     return "\n".join(lines)
 
 
 def _steps(runner: Runner) -> str:
     steps = {"active": runner.active, "online": runner.online, "busy": runner.busy, "ended": runner.ended}
-    told = ", ".join(f"{name} {second_text(at)}" for name, at in steps.items() if at is not None)
-    return f"{told}; {runner.cause}: {runner.reason[:160]}"
+    timeline = ", ".join(f"{name} {second_text(at)}" for name, at in steps.items() if at is not None)
+    return f"{timeline}; {runner.cause}: {runner.reason[:160]}"
 
 
 def gpus_in_use(operator: CloudApi) -> dict[str, int]:

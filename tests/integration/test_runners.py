@@ -41,8 +41,8 @@ def test_jobs_by_scale_set_and_by_webhook_run_on_servers_that_are_deleted(invent
     assert inventory.job(other).status != COMPLETED
     with inventory.opened() as (runners, _):
         gone = runners.runners(over=True)
-        assert {one.state for one in gone} == {RunnerState.GONE}
-        assert {one.cause for one in gone} == {Cause.FINISHED}
-        assert {one.name for one in gone} == {inventory.job(id).tries[0].runner for id in mine}
-        assert all("Running job" in runners.log(one.name) for one in gone)
+        assert {runner.state for runner in gone} == {RunnerState.GONE}
+        assert {runner.cause for runner in gone} == {Cause.FINISHED}
+        assert {runner.name for runner in gone} == {inventory.job(id).tries[0].runner for id in mine}
+        assert all("Running job" in runners.log(runner.name) for runner in gone)
         assert {latest_job.state for latest_job in runners.latest_jobs()} == {JobState.COMPLETED}

@@ -38,14 +38,14 @@ EXAMPLES = 20
 @pytest.fixture
 def portal(tmp_path: Path) -> BookingPortal:
     """With something in it: bookings in several states, a hold, a feed."""
-    found = booking_portal(tmp_path, Rules(most_active=1000, approval=False))
+    portal = booking_portal(tmp_path, Rules(most_active=1000, approval=False))
     for hours in range(3):
-        found.ledger.create(ask(hours, 1), ROOT)
-        found.ledger.create(ask(5 * hours, 2, pool="t4", comment="thesis"), ADA)
-    found.ledger.create(ask(0, 1, gpus=2, pool="t4"), BOB, wait=True)
-    found.ledger.hold(["gpu-1/0000:c3:00.0"], NOON, NOON + HOUR, ROOT, "new fan")
-    found.ledger.upkeep.advance()
-    return found
+        portal.ledger.create(ask(hours, 1), ROOT)
+        portal.ledger.create(ask(5 * hours, 2, pool="t4", comment="thesis"), ADA)
+    portal.ledger.create(ask(0, 1, gpus=2, pool="t4"), BOB, wait=True)
+    portal.ledger.hold(["gpu-1/0000:c3:00.0"], NOON, NOON + HOUR, ROOT, "new fan")
+    portal.ledger.upkeep.advance()
+    return portal
 
 
 def try_all(portal: BookingPortal, mode: GenerationMode) -> int:

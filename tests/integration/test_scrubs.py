@@ -81,9 +81,9 @@ class Once:
         assert self.inventory(gpu)[0] == 1  # Nova has reserved it
         self.exercise.delete([boot.server_id])
         self.look()
-        found = self.watched.service.gpu(gpu.name)
-        assert (found.state, (1, found.generation)) == (HealthState.RETURNED, self.inventory(gpu))
-        return found
+        health = self.watched.service.gpu(gpu.name)
+        assert (health.state, (1, health.generation)) == (HealthState.RETURNED, self.inventory(gpu))
+        return health
 
     def ordered(self, *results: ScrubResult) -> ScrubOrder:
         (order,) = self.watched.scrub_desk.exchange(HOST, results)
@@ -153,8 +153,8 @@ def test_what_its_host_refuses_is_out_of_use_until_somebody_says_so_and_then_scr
     order = once.ordered()
     once.watched.scrub_desk.exchange(HOST, [done(order, ScrubOutcome.REFUSED, "it is with nvidia")])
     once.look()
-    found = once.watched.service.gpu(gpu.name)
-    assert (found.state, found.signal) == (HealthState.QUARANTINED, "scrub-failed")
+    health = once.watched.service.gpu(gpu.name)
+    assert (health.state, health.signal) == (HealthState.QUARANTINED, "scrub-failed")
     assert once.inventory(gpu)[0] == 1
     once.watched.service.release(gpu.name, "it is with vfio-pci again", ROOT)
     once.look_until(gpu, HealthState.RETURNED)  # not clean by a word

@@ -77,17 +77,17 @@ def wait_for(true: Callable[[], bool], process: subprocess.Popen[bytes] | None =
 
 def gpus(address: str, query: str = "") -> list[dict[str, object]]:
     with urlopen(f"{address}/v1/gpus{query}", timeout=10) as answer:
-        found: list[dict[str, object]] = json.load(answer)["gpus"]
-        return found
+        rows: list[dict[str, object]] = json.load(answer)["gpus"]
+        return rows
 
 
 def test_the_feed_and_the_api_follow_nova(lab: RunningLab, exercise: Exercise) -> None:
     with serving(lab) as address, urlopen(f"{address}/events", timeout=PATIENCE) as feed:
         assert {gpu["state"] for gpu in gpus(address)} == {"free"}
         boot = exercise.boot("k40c.2cores")
-        seen = ""
-        while boot.name not in seen:
-            seen = feed.readline().decode()
+        line = ""
+        while boot.name not in line:
+            line = feed.readline().decode()
         wait_for(lambda: [gpu["state"] for gpu in gpus(address, "?host=hyper18")] == ["claimed"])
         exercise.delete([boot.server_id])
         wait_for(lambda: [gpu["state"] for gpu in gpus(address, "?host=hyper18")] == ["free"])
@@ -119,8 +119,8 @@ def test_a_changed_site_file_is_read_again(lab: RunningLab, tmp_path: Path) -> N
         assert "hyper18" not in hosts(address)
         site.write_text(text)  # nothing is left to apply, so no signal is needed
         wait_for(lambda: "hyper18" in hosts(address), process)
-    (said,) = re.findall(r"was read again; what changed: (.*hosts\.hyper18.*)", log.read_text())[:1]
-    assert "flavors.k40c.2cores" in said
+    (changes,) = re.findall(r"was read again; what changed: (.*hosts\.hyper18.*)", log.read_text())[:1]
+    assert "flavors.k40c.2cores" in changes
 
 
 @pytest.mark.browser

@@ -61,8 +61,8 @@ OPERATOR = Person("op", "op", "ops", "ops", frozenset({"admin"}))
 @pytest.fixture(scope="module")
 def shares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
     """A lab with a host whose card makes vGPUs, and one whose virtual functions are given away."""
-    kept = os.environ.get(REUSE_VARIABLE)
-    folder = Path(f"{kept}-shares") if kept else tmp_path_factory.mktemp("shares")
+    reuse_folder = os.environ.get(REUSE_VARIABLE)
+    folder = Path(f"{reuse_folder}-shares") if reuse_folder else tmp_path_factory.mktemp("shares")
     folder.mkdir(exist_ok=True)
     pair = Sysfs()
     for address, group in (("18:00.0", 1), ("3b:00.0", 2)):
@@ -70,7 +70,7 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
     hosts = {"t4-host": t4_host(), "h200-host": h200_host(chosen=UNITS), "pair-host": pair}
     running = start_lab(folder / "lab", site=write_site(folder, json.dumps(DOCUMENT), hosts))
     yield running
-    if not kept:
+    if not reuse_folder:
         control.down(running.settings)
 
 
@@ -92,8 +92,8 @@ class Shares:
         self.booked = BookedLab(self.operator, self.compiled, ledger, clock, people, exercises, apis, made)
 
     def apply(self) -> None:
-        seen = read_objects(self.operator, self.compiled)
-        SiteApplier(self.operator, seen).apply(plan_site(self.compiled, seen), lambda step: None)
+        observed = read_objects(self.operator, self.compiled)
+        SiteApplier(self.operator, observed).apply(plan_site(self.compiled, observed), lambda step: None)
 
     def states(self, pool: str) -> Counter[GpuState]:
         return Counter(status.state for status in self.statuses(pool))
@@ -137,8 +137,8 @@ def opened(shares: RunningLab, tmp_path: Path) -> Iterator[Any]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for lab in made:
+        lab.close()
 
 
 RESOURCES = {"t4-4q": "class:CUSTOM_GPU_T4_4Q", "h200-mig": "class:CUSTOM_GPU_H200_MIG_COUNT"}
@@ -152,8 +152,8 @@ def test_units_are_shown_as_they_are_taken_and_counted(opened: Any, pool: str) -
     assert lab.states(pool) == {GpuState.FREE: UNITS}
     first, second = lab.booked.boot("ada", pool), lab.booked.boot("ada", pool)
     assert (first.status, second.status) == ("ACTIVE", "ACTIVE"), (first.fault, second.fault)
-    found = lab.statuses(pool)
-    assert [one.claim.server_id if one.claim else one.state for one in found] == [
+    statuses = lab.statuses(pool)
+    assert [status.claim.server_id if status.claim else status.state for status in statuses] == [
         first.server_id, second.server_id, GpuState.FREE, GpuState.FREE,
     ]  # fmt: skip
     third = lab.booked.boot("ada", pool)
@@ -169,8 +169,8 @@ def test_a_server_of_two_virtual_functions_has_two_units(opened: Any) -> None:
     lab = opened({"projects": {"physics": {"gpus": {"h200-mig": 4}}}})
     boot = lab.booked.boot("ada", "two")
     assert boot.status == "ACTIVE", boot.fault
-    found = lab.statuses("h200-mig")
-    assert [one.claim.server_id if one.claim else one.state for one in found] == [
+    statuses = lab.statuses("h200-mig")
+    assert [status.claim.server_id if status.claim else status.state for status in statuses] == [
         boot.server_id, boot.server_id, GpuState.FREE, GpuState.FREE,
     ]  # fmt: skip
 
@@ -242,7 +242,7 @@ def test_a_unit_that_is_held_is_nobody_s_until_it_is_let_go(opened: Any, pool: s
     assert not lab.held(pool)
     assert lab.limits(RESOURCES[pool]).get("physics") == 3
     mine = [booked.boot("ada", pool) for _ in range(3)]
-    assert [one.status for one in mine] == ["ACTIVE"] * 3, [one.fault for one in mine]
+    assert [own_boot.status for own_boot in mine] == ["ACTIVE"] * 3, [own_boot.fault for own_boot in mine]
     booked.controller.run()
     assert lab.states(pool) == {GpuState.CLAIMED: 4}
 
@@ -280,7 +280,7 @@ def test_drift_knows_how_many_shares_there_are_to_be(opened: Any) -> None:
     lab = opened({"projects": {"physics": {"gpus": {"t4-4q": 2}}}})
     assert lab.booked.boot("ada", "t4-4q").status == "ACTIVE"
     world = read_world(lab.operator, lab.compiled)
-    assert {name: sum(one.total for one in stock.values()) for name, stock in world.shares.items()} == {
+    assert {name: sum(share.total for share in stock.values()) for name, stock in world.shares.items()} == {
         "t4-host_pci_0000_18_00_0": UNITS, "h200-host_0000:41:00.0": UNITS,
         "pair-host_pci_0000_18_00_0": 2, "pair-host_pci_0000_3b_00_0": 2,
     }  # fmt: skip

@@ -185,14 +185,14 @@ def book(page: Page, csrf: str) -> dict[str, Any]:
     wish = {"pool": "t4", "start": iso_text(start), "end": iso_text(start + timedelta(hours=2))}
     ask = "async ([body, csrf]) => await (await fetch('/v1/bookings', {method: 'POST', body, headers: {"
     ask += "'Content-Type': 'application/json', 'X-CSRF-Token': csrf}})).json()"
-    found: dict[str, Any] = page.evaluate(ask, [json.dumps(wish), csrf])
-    return found
+    answer: dict[str, Any] = page.evaluate(ask, [json.dumps(wish), csrf])
+    return answer
 
 
 def me(page: Page) -> dict[str, Any]:
     """Who is logged in."""
-    found: dict[str, Any] = page.evaluate("async () => await (await fetch('/v1/me')).json()")
-    return found
+    answer: dict[str, Any] = page.evaluate("async () => await (await fetch('/v1/me')).json()")
+    return answer
 
 
 def test_somebody_logs_in_at_the_provider_books_and_logs_out(site: Site, context: BrowserContext) -> None:
@@ -200,10 +200,12 @@ def test_somebody_logs_in_at_the_provider_books_and_logs_out(site: Site, context
     page.goto(site.portal("calendar"))
     enter(page, "demo")
     page.wait_for_url(site.portal())
-    found = me(page)
-    assert (found["user"]["name"], found["user"]["email"]) == ("demo@campus", "demo@example.org")
-    assert [(one["name"], one["roles"]) for one in found["projects"]] == [(site.project, ["member", "reader"])]
-    assert book(page, found["csrf"])["state"] == "confirmed"
+    account = me(page)
+    assert (account["user"]["name"], account["user"]["email"]) == ("demo@campus", "demo@example.org")
+    assert [(project["name"], project["roles"]) for project in account["projects"]] == [
+        (site.project, ["member", "reader"])
+    ]
+    assert book(page, account["csrf"])["state"] == "confirmed"
     (booking,) = site.ledger.find(Query())
     assert (booking.user, booking.project) == ("demo@campus", site.project)
     assert booking.user_id not in list(site.people.users("demo"))

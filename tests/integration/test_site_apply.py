@@ -37,8 +37,8 @@ def small(tmp_path: Path, operator: CloudApi, applied: None) -> Iterator[Compile
     compiled = small_site(tmp_path, {"x_public": flavor(gpus={"p4": 1}), "x_private": flavor(projects=["demo"])})
     yield compiled
     empty = small_site(tmp_path, {}, {})
-    seen = read_objects(operator, empty)
-    SiteApplier(operator, seen).apply(plan_site(empty, seen, prune=True), lambda step: None)
+    observed = read_objects(operator, empty)
+    SiteApplier(operator, observed).apply(plan_site(empty, observed, prune=True), lambda step: None)
     assert plan_site(empty, read_objects(operator), prune=True).steps == ()
 
 
@@ -53,23 +53,23 @@ def small_site(folder: Path, flavors: dict[str, object], projects: dict[str, obj
 
 
 def apply(operator: CloudApi, compiled: CompiledSite) -> SeenObjects:
-    seen = read_objects(operator, compiled)
-    plan = plan_site(compiled, seen)
+    observed = read_objects(operator, compiled)
+    plan = plan_site(compiled, observed)
     assert not plan.refusals
-    SiteApplier(operator, seen).apply(plan, lambda step: None)
+    SiteApplier(operator, observed).apply(plan, lambda step: None)
     return read_objects(operator, compiled)
 
 
 def test_apply_makes_what_is_wanted_and_a_second_plan_is_empty(operator: CloudApi, small: CompiledSite) -> None:
-    seen = apply(operator, small)
-    assert plan_site(small, seen).steps == ()
-    flavors = {item.flavor.name: item for item in seen.flavors}
+    observed = apply(operator, small)
+    assert plan_site(small, observed).steps == ()
+    flavors = {item.flavor.name: item for item in observed.flavors}
     assert flavors["x_public"].id == "x_public"
     specs = {"pci_passthrough:alias": "p4:1", "resources:CUSTOM_GPU_P4_COUNT": "1"}
     assert flavors["x_public"].flavor.extra_specs == specs
     assert flavors["x_private"].flavor.projects == {"demo"}
     assert not flavors["x_private"].flavor.public
-    limits = {(i.limit.project, i.limit.resource): i.limit.value for i in seen.limits}
+    limits = {(i.limit.project, i.limit.resource): i.limit.value for i in observed.limits}
     assert limits[None, "class:CUSTOM_GPU_P4"] == 0
     assert limits["demo", "class:CUSTOM_GPU_P4"] == 1
 
@@ -98,8 +98,8 @@ def test_each_kind_of_change_arrives(operator: CloudApi, small: CompiledSite) ->
 
 def test_stopped_after_any_step_the_next_apply_finishes(operator: CloudApi, small: CompiledSite) -> None:
     """A kill between two steps, and also between the calls of one: creating a flavor takes up to three."""
-    seen = read_objects(operator)
-    plan = plan_site(small, seen)
+    observed = read_objects(operator)
+    plan = plan_site(small, observed)
     for _ in range(len(plan.steps)):
         now = read_objects(operator)
         left = plan_site(small, now)
@@ -111,7 +111,7 @@ def test_stopped_after_any_step_the_next_apply_finishes(operator: CloudApi, smal
 def test_a_flavor_that_was_made_but_not_finished_is_finished_and_not_taken_for_foreign(
     operator: CloudApi, small: CompiledSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = read_objects(operator)
+    observed = read_objects(operator)
     real = operator.request
 
     def dies(method: str, service: str, path: str, *more: object, **others: object) -> object:
@@ -122,7 +122,7 @@ def test_a_flavor_that_was_made_but_not_finished_is_finished_and_not_taken_for_f
     with monkeypatch.context() as patch:
         patch.setattr(operator, "request", dies)
         with pytest.raises(CloudError, match="create flavor x_public: the process is killed here; the next plan shows"):
-            SiteApplier(operator, seen).apply(plan_site(small, seen), lambda step: None)
+            SiteApplier(operator, observed).apply(plan_site(small, observed), lambda step: None)
     plan = plan_site(small, read_objects(operator))
     assert not plan.refusals
     assert "update flavor x_public" in [str(step) for step in plan.steps]
@@ -175,32 +175,34 @@ def test_a_project_that_is_missing_blocks_with_exit_code_3(
 
 
 def with_hosts(small: CompiledSite, *hosts: str, zone: str | None = None, **metadata: str) -> CompiledSite:
-    wanted = AggregateObject("x-big", frozenset(hosts), zone, {OWNER_KEY: "small", **metadata})
-    return replace(small, aggregates=(wanted,))
+    aggregate = AggregateObject("x-big", frozenset(hosts), zone, {OWNER_KEY: "small", **metadata})
+    return replace(small, aggregates=(aggregate,))
 
 
 def test_aggregates_follow_the_site_file(operator: CloudApi, small: CompiledSite) -> None:
-    for wanted in (
+    for compiled in (
         with_hosts(small, "hyper18", "c4130", zone="x-zone", ssd="true"),
         with_hosts(small, "c4130", zone="x-other", nvme="true"),
         with_hosts(small, "hyper18"),
     ):
-        seen = apply(operator, wanted)
-        assert plan_site(wanted, seen).steps == ()
-        assert [item.aggregate for item in seen.aggregates if item.aggregate.name == "x-big"] == [*wanted.aggregates]
+        observed = apply(operator, compiled)
+        assert plan_site(compiled, observed).steps == ()
+        assert [item.aggregate for item in observed.aggregates if item.aggregate.name == "x-big"] == [
+            *compiled.aggregates
+        ]
 
 
 def test_an_aggregate_that_was_made_but_not_finished_is_finished(operator: CloudApi, small: CompiledSite) -> None:
-    wanted = with_hosts(small, "hyper18", ssd="true")
+    compiled = with_hosts(small, "hyper18", ssd="true")
     operator.request("POST", "compute", "/os-aggregates", {"aggregate": {"name": "x-big"}})
-    assert plan_site(wanted, apply(operator, wanted)).steps == ()
+    assert plan_site(compiled, apply(operator, compiled)).steps == ()
 
 
 def test_properties_of_images(operator: CloudApi, small: CompiledSite) -> None:
-    wanted = replace(small, images=(ImageObject("tiny", {"hw_machine_type": "q35", "hw_x/~y": "1"}),))
+    compiled = replace(small, images=(ImageObject("tiny", {"hw_machine_type": "q35", "hw_x/~y": "1"}),))
     (image,) = operator.get("image", "/images", name="tiny")["images"]
     try:
-        assert plan_site(wanted, apply(operator, wanted)).steps == ()
+        assert plan_site(compiled, apply(operator, compiled)).steps == ()
         changed = replace(small, images=(ImageObject("tiny", {"hw_machine_type": "pc"}),))
         assert plan_site(changed, apply(operator, changed)).steps == ()
         (after,) = operator.get("image", "/images", name="tiny")["images"]
@@ -239,9 +241,9 @@ def test_a_token_that_is_revoked_on_the_way_is_replaced(
     lab: RunningLab, operator: CloudApi, small: CompiledSite
 ) -> None:
     api = connect(ADMIN_CLOUD)
-    seen = read_objects(api, small)
+    observed = read_objects(api, small)
     session = api._adapters["identity"].session
-    plan = plan_site(small, seen)
+    plan = plan_site(small, observed)
     revoked = []
 
     def revoke(step: SiteStep) -> None:
@@ -250,7 +252,7 @@ def test_a_token_that_is_revoked_on_the_way_is_replaced(
         operator.request("DELETE", "identity", "/auth/tokens", headers={"X-Subject-Token": token})
         revoked.append(token)
 
-    SiteApplier(api, seen).apply(plan, revoke)
+    SiteApplier(api, observed).apply(plan, revoke)
     assert len(set(revoked)) == len(plan.steps) > 2
     assert session.get_token() not in revoked
     assert plan_site(small, read_objects(operator, small)).steps == ()
@@ -259,11 +261,11 @@ def test_a_token_that_is_revoked_on_the_way_is_replaced(
 def test_a_plan_takes_a_bounded_number_of_calls(operator: CloudApi, example: CompiledSite, applied: None) -> None:
     """The table of docs/architecture.md, for the example site: none of the numbers is of GPUs."""
     before = operator.calls
-    seen = read_objects(operator, example)
+    observed = read_objects(operator, example)
     made = operator.calls - before
-    private = sum(not item.flavor.public for item in seen.flavors)
-    known = operator.get("placement", "/resource_classes")["resource_classes"]
-    ours = sum(bool(OF_PROVIDER_CONFIGS.match(row["name"])) for row in known)
+    private = sum(not item.flavor.public for item in observed.flavors)
+    resource_classes = operator.get("placement", "/resource_classes")["resource_classes"]
+    ours = sum(bool(OF_PROVIDER_CONFIGS.match(row["name"])) for row in resource_classes)
     traits = {trait for config in example.provider_configs for trait in config.traits}
     hosts = len(example.provider_configs)
     assert made <= 1 + (2 + private) + 4 + 2 + len(example.images) + len(traits) + hosts + ours + 4
@@ -291,8 +293,8 @@ def test_a_project_of_the_same_name_in_another_domain_is_not_meant(operator: Clo
     before = read_objects(operator).projects["demo"]
     domain = operator.request("POST", "identity", "/domains", {"domain": {"name": "elsewhere"}})["domain"]["id"]
     try:
-        wanted = {"name": "demo", "domain_id": domain}
-        other = operator.request("POST", "identity", "/projects", {"project": wanted})["project"]["id"]
+        project = {"name": "demo", "domain_id": domain}
+        other = operator.request("POST", "identity", "/projects", {"project": project})["project"]["id"]
         assert read_objects(operator).projects["demo"] == before != other
     finally:
         operator.request("PATCH", "identity", f"/domains/{domain}", {"domain": {"enabled": False}})

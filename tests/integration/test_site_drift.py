@@ -66,9 +66,9 @@ class Cloud:
 
     def only(self, kind: str) -> Finding:
         """The one difference that there is, which must be of this kind."""
-        found = self.found()
-        assert [finding.code for finding in found] == [kind], found
-        return found[0]
+        findings = self.found()
+        assert [finding.code for finding in findings] == [kind], findings
+        return findings[0]
 
     def provider(self, name: str) -> str:
         return str(self.api.get("placement", "/resource_providers", name=name)["resource_providers"][0]["uuid"])
@@ -78,11 +78,11 @@ class Cloud:
         gpu = next(g for g in self.loaded.compiled.gpus if g.pool == pool and host in (None, g.host) and not g.blocked)
         return self.provider(gpu.provider_name), gpu.resource_class
 
-    def allocate(self, consumer: str, wanted: dict[str, dict[str, int]]) -> None:
+    def allocate(self, consumer: str, amounts_by_provider: dict[str, dict[str, int]]) -> None:
         """Give a consumer these amounts, by provider id, and nothing else."""
         now = self.api.get("placement", f"/allocations/{consumer}")
         body = {
-            "allocations": {provider: {"resources": amounts} for provider, amounts in wanted.items()},
+            "allocations": {provider: {"resources": amounts} for provider, amounts in amounts_by_provider.items()},
             "consumer_generation": now.get("consumer_generation"),
             "consumer_type": "INSTANCE",
             "project_id": now.get("project_id", "p"),
@@ -186,9 +186,9 @@ def test_an_allocation_of_nobody_is_deleted(cloud: Cloud) -> None:
     provider, resource_class = cloud.gpu("k40c")
     nobody = str(uuid.uuid4())
     cloud.allocate(nobody, {provider: {resource_class: 1}, cloud.provider(HYPER18): {"VCPU": 3}})
-    found = cloud.only("allocation-orphaned")
-    assert "1 CUSTOM_GPU_K40C of hyper18_" in found.reason
-    assert "3 VCPU of hyper18" in found.reason
+    finding = cloud.only("allocation-orphaned")
+    assert "1 CUSTOM_GPU_K40C of hyper18_" in finding.reason
+    assert "3 VCPU of hyper18" in finding.reason
     code, text = command()
     assert code == 3
     assert "1 difference between site and cloud; --fix can mend 1" in text
@@ -229,12 +229,12 @@ def test_who_changes_a_consumer_meanwhile_wins(
             other.allocate(nobody, {provider: {"VCPU": 1 + len(changes)}})
         return real(method, service, path, *more, **others)
 
-    (found,) = cloud.found()
+    (finding,) = cloud.found()
     world = read_world(cloud.api, cloud.loaded.compiled)
     with monkeypatch.context() as patch:
         patch.setattr(cloud.api, "request", interrupted)
         fixer = DriftFixer(cloud.api, cloud.loaded.compiled, world.objects)
-        left = fixer.apply(plan_fixes(cloud.loaded.compiled, world, [found]), lambda _: None)
+        left = fixer.apply(plan_fixes(cloud.loaded.compiled, world, [finding]), lambda _: None)
     assert len(changes) == times
     if mended:
         assert (left, cloud.allocations(nobody)) == ([], {})
@@ -259,12 +259,12 @@ def test_a_limit_that_is_gone_lets_everybody_or_nobody_in(cloud: Cloud) -> None:
         rows = cloud.api.get("identity", f"/{kind}", service_id=service, resource_name=f"class:{COUNT}")[kind]
         for row in rows:
             cloud.api.request("DELETE", "identity", f"/{kind}/{row['id']}")
-    found = cloud.found()
-    assert [(item.code, item.object.split()[0]) for item in found] == [
+    findings = cloud.found()
+    assert [(item.code, item.object.split()[0]) for item in findings] == [
         ("limit-missing", "project"),
         ("limit-missing", "registered"),
     ]
-    assert "no limit holds" in found[1].payload["effect"]
+    assert "no limit holds" in findings[1].payload["effect"]
     assert command("--fix", "--yes")[0] == 0
 
 
@@ -274,9 +274,9 @@ def test_a_limit_of_somebody_else(cloud: Cloud) -> None:
         "resource_name": f"class:{COUNT}", "region_id": cloud.api.region,
     }  # fmt: skip
     made = cloud.api.request("POST", "identity", "/limits", {"limits": [row]})["limits"][0]["id"]
-    found = cloud.only("limit-foreign")
-    assert found.object == f"project admin class:{COUNT}"
-    assert found.remedy.endswith(f"openstack limit delete {made}")
+    finding = cloud.only("limit-foreign")
+    assert finding.object == f"project admin class:{COUNT}"
+    assert finding.remedy.endswith(f"openstack limit delete {made}")
     cloud.api.request("DELETE", "identity", f"/limits/{made}")
 
 
@@ -291,8 +291,8 @@ def test_a_project_that_uses_more_than_it_may(cloud: Cloud) -> None:
 
 def test_flavors_of_others_that_reach_for_gpus(cloud: Cloud, flavor: MakeFlavor) -> None:
     past = flavor("past", **{"pci_passthrough:alias": "k40c:1"})
-    found = cloud.only("flavor-foreign-alias")
-    assert found.remedy.startswith(f"openstack flavor set --property resources:{COUNT}=1 {past}")
+    finding = cloud.only("flavor-foreign-alias")
+    assert finding.remedy.startswith(f"openstack flavor set --property resources:{COUNT}=1 {past}")
     counted = {"extra_specs": {f"resources:{COUNT}": "1"}}
     cloud.api.request("POST", "compute", f"/flavors/{past}/os-extra_specs", counted)
     assert cloud.found() == []
@@ -328,11 +328,11 @@ def test_a_gpu_that_placement_counts_twice(cloud: Cloud) -> None:
 def test_options_that_are_not_in_force(cloud: Cloud) -> None:
     provider = cloud.provider(HYPER18)
     with cloud.inventory(provider, "MEMORY_MB", allocation_ratio=1.5):
-        found = cloud.only("nova-options")
-        assert (found.reason, found.payload["wanted"]) == ("ram_allocation_ratio 1.5", "ram_allocation_ratio 1")
+        finding = cloud.only("nova-options")
+        assert (finding.reason, finding.payload["wanted"]) == ("ram_allocation_ratio 1.5", "ram_allocation_ratio 1")
     with cloud.inventory(provider, COUNT, total=2):
-        found = cloud.only("provider-config")
-        assert (found.reason, found.payload["wanted"]) == (f"{COUNT} 2", f"{COUNT} 1")
+        finding = cloud.only("provider-config")
+        assert (finding.reason, finding.payload["wanted"]) == (f"{COUNT} 2", f"{COUNT} 1")
     with cloud.inventory(provider, "VCPU", total=8):
         assert cloud.only("recording-old").reason == "VCPU 8"
 
@@ -355,8 +355,8 @@ def test_a_provider_that_was_left_behind(cloud: Cloud) -> None:
     cloud.api.request("PUT", "placement", f"/resource_providers/{root}/inventories", body)
     nobody = str(uuid.uuid4())
     cloud.allocate(nobody, {root: {COUNT: 1}})
-    found = cloud.kinds()
-    assert found == [], "all of its class is taken, so that nothing leads there"
+    kinds = cloud.kinds()
+    assert kinds == [], "all of its class is taken, so that nothing leads there"
     cloud.allocate(nobody, {})
     found_again = cloud.only("provider-left")
     assert found_again.object == "gone"
@@ -371,9 +371,9 @@ def test_a_host_that_the_site_does_not_know(cloud: Cloud, tmp_path: Path) -> Non
     text = "\n".join(line for line in lines if not line.strip().startswith(("c4130:", "k4200.4cores:")))
     (tmp_path / "site.yaml").write_text(text)
     fewer = load_site(tmp_path / "site.yaml")
-    found, left = Cloud(cloud.api, cloud.exercise, fewer).found()
-    assert (found.code, found.object) == ("host-not-in-site", "c4130")
-    assert "CUSTOM_GPU_K4200_COUNT" in found.reason
+    finding, left = Cloud(cloud.api, cloud.exercise, fewer).found()
+    assert (finding.code, finding.object) == ("host-not-in-site", "c4130")
+    assert "CUSTOM_GPU_K4200_COUNT" in finding.reason
     assert (left.code, left.object) == ("flavor-left", "flavor k4200.4cores")
 
 
@@ -382,9 +382,9 @@ def test_placement_lost_what_a_server_has(cloud: Cloud) -> None:
     before = cloud.allocations(boot.server_id)
     host = cloud.provider(HYPER18)
     cloud.allocate(boot.server_id, {host: before[host]})
-    found = cloud.only("server-without-gpu")
-    assert found.severity == "alarm"
-    assert "Placement knows of 0" in found.reason
+    finding = cloud.only("server-without-gpu")
+    assert finding.severity == "alarm"
+    assert "Placement knows of 0" in finding.reason
     cloud.allocate(boot.server_id, before)
     cloud.allocate(boot.server_id, {**before, host: {k: v for k, v in before[host].items() if k != COUNT}})
     assert "1 GPUs of gpuyard-exercise-" in cloud.only("servers-uncounted").reason
@@ -410,7 +410,9 @@ def test_a_resize_that_waits_for_its_confirmation_is_no_drift(cloud: Cloud) -> N
     cloud.api.request("POST", "compute", f"/servers/{boot.server_id}/action", resize)
     cloud.exercise.wait_for_status(boot.server_id, "VERIFY_RESIZE")
     world = read_world(cloud.api, cloud.loaded.compiled)
-    assert [one.server for name, one in world.migrations.items() if name in world.strangers] == [boot.server_id]
+    assert [migration.server for name, migration in world.migrations.items() if name in world.strangers] == [
+        boot.server_id
+    ]
     assert cloud.found() == []
     step = AllocationStep("test", Allocation(next(iter(world.strangers))))
     left = DriftFixer(cloud.api, cloud.loaded.compiled, world.objects).apply(FixPlan(own=(step,)), lambda _: None)
@@ -427,8 +429,8 @@ def test_a_shelved_server_that_still_has_its_gpu(cloud: Cloud) -> None:
         cloud.exercise.wait_for_status(boot.server_id, status)
     assert cloud.found() == [], "it has given back what it had"
     cloud.allocate(boot.server_id, before)
-    found = cloud.only("server-shelved-holds")
-    assert found.remedy.startswith(f"openstack resource provider allocation delete {boot.server_id}")
+    finding = cloud.only("server-shelved-holds")
+    assert finding.remedy.startswith(f"openstack resource provider allocation delete {boot.server_id}")
     cloud.api.request("DELETE", "placement", f"/allocations/{boot.server_id}")
     assert cloud.found() == []
 
@@ -448,10 +450,10 @@ def test_two_servers_in_one_iommu_group_are_an_alarm(cloud: Cloud) -> None:
         cloud.allocate(boot.server_id, {host: befores[boot.server_id][host]})
     move(one.server_id, cloud.provider(leader.provider_name), leader.resource_class)
     move(two.server_id, cloud.provider(peer.provider_name), peer.resource_class)
-    found = cloud.only("group-split")
-    assert found.severity == "alarm"
-    assert one.server_id in found.reason
-    assert two.server_id in found.reason
+    finding = cloud.only("group-split")
+    assert finding.severity == "alarm"
+    assert one.server_id in finding.reason
+    assert two.server_id in finding.reason
     cloud.exercise.clear()
 
 
@@ -567,13 +569,13 @@ seen_before: list[Finding] = []
 
 
 def apply_site(operator: CloudApi, loaded: LoadedSite) -> None:
-    seen = read_objects(operator, loaded.compiled)
-    SiteApplier(operator, seen).apply(plan_site(loaded.compiled, seen), lambda step: None)
+    observed = read_objects(operator, loaded.compiled)
+    SiteApplier(operator, observed).apply(plan_site(loaded.compiled, observed), lambda step: None)
 
 
 def test_hosts_that_were_deployed_with_other_options(mixed: Mixed) -> None:
-    found = {(item.code, item.object) for item in seen_before}
-    assert found == {
+    differences = {(item.code, item.object) for item in seen_before}
+    assert differences == {
         ("gpu-other-class", "gpu-server 0000:28:00.0"),
         ("gpu-lost", "gpu-server"),
         ("device-not-offered", f"cld-dfa-gpu-03 {AUDIO}"),
@@ -601,12 +603,12 @@ def test_an_image_that_opens_isolated_hosts(mixed: Mixed) -> None:
     mixed.api.request("POST", "compute", "/flavors", {"flavor": body})
     server = mixed.boot("foreign", tiny)
     patch("remove")
-    found = {item.code: item for item in mixed.found()}
-    assert found.keys() <= {"servers-foreign", "reserve-uncounted"}
-    assert server in found["servers-foreign"].reason
-    host = found["servers-foreign"].object
+    findings_by_code = {item.code: item for item in mixed.found()}
+    assert findings_by_code.keys() <= {"servers-foreign", "reserve-uncounted"}
+    assert server in findings_by_code["servers-foreign"].reason
+    host = findings_by_code["servers-foreign"].object
     if host != "cld-dfa-gpu-03":  # which keeps nothing
-        assert "use 2 vCPUs, 1024 MiB, 1 GiB and count as nothing" in found["reserve-uncounted"].reason
+        assert "use 2 vCPUs, 1024 MiB, 1 GiB and count as nothing" in findings_by_code["reserve-uncounted"].reason
     Exercise(mixed.api, mixed.api, mixed.loaded.compiled).delete([server])
     assert mixed.found() == []
     specs = {"extra_specs": {f"trait:{TRAIT}": "required"}}
@@ -633,8 +635,8 @@ def test_aggregates_changed_by_hand(mixed: Mixed) -> None:
         mixed.api.request("PUT", "placement", path, body)
 
     put([])
-    found = mixed.only("aggregate-not-in-placement")
-    assert found.reason == "Placement lacks hyper18"
+    finding = mixed.only("aggregate-not-in-placement")
+    assert finding.reason == "Placement lacks hyper18"
     put(before["aggregates"])
     assert mixed.found() == []
 
@@ -660,17 +662,23 @@ def test_servers_of_the_site_on_such_hosts_are_no_drift(mixed: Mixed) -> None:
 
 def test_a_server_on_a_gpu_that_the_site_does_not_offer_any_more(mixed: Mixed, tmp_path: Path) -> None:
     """The site file without the pool, and its server still there."""
-    pools = {name: one for name, one in MIXED["pools"].items() if name != "k40c"}
-    flavors = {name: one for name, one in MIXED["flavors"].items() if name != "gpu"}
+    pools = {name: pool for name, pool in MIXED["pools"].items() if name != "k40c"}
+    flavors = {name: flavor for name, flavor in MIXED["flavors"].items() if name != "gpu"}
     projects = {"demo": {"gpus": {"v100": 6}}}
     document = {**MIXED, "pools": pools, "flavors": flavors, "projects": projects}
     (tmp_path / "site.yaml").write_text(json.dumps(document))
     fewer = Mixed(mixed.api, mixed.exercise, load_site(tmp_path / "site.yaml"), mixed.user)
     boot = mixed.exercise.boot("gpu")
-    found = {item.code: item for item in fewer.found()}
-    assert found.keys() == {"gpu-not-offered-in-use", "provider-config", "flavor-left", "limit-left", "waiting"}
-    assert "nova-compute does not start without" in found["waiting"].reason
-    assert found["gpu-not-offered-in-use"].severity == "alarm"
-    assert boot.server_id in found["gpu-not-offered-in-use"].reason
+    findings_by_code = {item.code: item for item in fewer.found()}
+    assert findings_by_code.keys() == {
+        "gpu-not-offered-in-use",
+        "provider-config",
+        "flavor-left",
+        "limit-left",
+        "waiting",
+    }
+    assert "nova-compute does not start without" in findings_by_code["waiting"].reason
+    assert findings_by_code["gpu-not-offered-in-use"].severity == "alarm"
+    assert boot.server_id in findings_by_code["gpu-not-offered-in-use"].reason
     mixed.exercise.clear()
     assert "gpu-not-offered" in fewer.kinds()

@@ -118,7 +118,7 @@ def test_a_restore_that_fails_in_the_middle_leaves_what_was(
     with pytest.raises(StoreError, match="the disk is full"):
         backups.restored(url, file)
     with closing(Store.open(url)) as store:
-        assert [one.id for one in store.find(Query())] == ["new"]
+        assert [stored.id for stored in store.find(Query())] == ["new"]
 
 
 @pytest.mark.parametrize("rule", PORTAL_RULES, ids=lambda rule: rule.__name__)
@@ -154,7 +154,7 @@ def test_the_database_itself_refuses_an_overlap(store: Store, url: str) -> None:
         connection.rollback()
         with pytest.raises(psycopg.errors.ForeignKeyViolation):
             connection.execute("update occupancy set pool = 'v100'")
-    assert {(one.booking, one.lane) for one in taken(store)} == {(first.id, 1), (other.id, 2)}
+    assert {(occupancy.booking, occupancy.lane) for occupancy in taken(store)} == {(first.id, 1), (other.id, 2)}
 
 
 def test_pools_do_not_wait_for_each_other(store: Store) -> None:

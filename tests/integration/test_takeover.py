@@ -49,13 +49,13 @@ def actions(booked: BookedLab, server_id: str) -> Counter[str]:
 
 def entries(booked: BookedLab, target: str) -> Counter[str]:
     """What was written down of a booking or a server, by whoever kept it."""
-    return Counter(one.action for one in booked.ledger.audit(1000) if one.target == target)
+    return Counter(entry.action for entry in booked.ledger.audit(1000) if entry.target == target)
 
 
 def events(booked: BookedLab, booking: Booking) -> Counter[str]:
     with psycopg.connect(plain(booked.ledger.database.url)) as connection:
-        found = connection.execute("select kind from events where booking = %s", (booking.id,)).fetchall()
-    return Counter(kind for (kind,) in found)
+        rows = connection.execute("select kind from events where booking = %s", (booking.id,)).fetchall()
+    return Counter(kind for (kind,) in rows)
 
 
 def plain(url: str | URL) -> str:
@@ -64,7 +64,7 @@ def plain(url: str | URL) -> str:
 
 
 def said(serving: Sequence[Portal]) -> str:
-    return "".join(one.log.read_text() for one in serving)
+    return "".join(portal.log.read_text() for portal in serving)
 
 
 def test_a_leader_that_is_killed_is_followed_by_another_and_nothing_is_done_twice(
@@ -94,9 +94,9 @@ def test_a_leader_that_is_killed_is_followed_by_another_and_nothing_is_done_twic
         until(lambda: actions(booked, boot.server_id)["delete"] > 0)
         until(lambda: all(status.claim is None for status in booked.statuses()))
         assert actions(booked, boot.server_id) == {"create": 1, "delete": 1}, entries(booked, boot.server_id)
-        told = events(booked, booking)
-        assert told["booking.started"] == 1, told
-        assert {kind: n for kind, n in told.items() if n > 1} == {}
+        event_counts = events(booked, booking)
+        assert event_counts["booking.started"] == 1, event_counts
+        assert {kind: n for kind, n in event_counts.items() if n > 1} == {}
         assert {kind: n for kind, n in entries(booked, booking.id).items() if n > 1} == {}
     assert "Traceback" not in said(serving)
 
@@ -110,7 +110,7 @@ def test_a_leader_that_was_stopped_does_nothing_when_it_wakes(
     with portals(2, tmp_path, lab.status.clouds_file, url) as serving:
         old = leader_of(serving)
         old.signal(signal.SIGSTOP)
-        new = leader_of([one for one in serving if one is not old])
+        new = leader_of([portal for portal in serving if portal is not old])
         booked.book("ada", start=0)
         until(lambda: booked.limits() == {"physics": 1})
         old.signal(signal.SIGCONT)
@@ -179,13 +179,13 @@ def booking_all_the_time(booked: BookedLab, lab: RunningLab, serving: Sequence[P
         booker.over.set()
         booker.join(PATIENCE)
     assert booker.odd == []
-    for one in serving:
-        assert one.ask("GET", "/healthz")[2] == b"ok\n"
-        until(one.is_ready)
-        until(partial(all_loops_go, one))
+    for portal in serving:
+        assert portal.ask("GET", "/healthz")[2] == b"ok\n"
+        until(portal.is_ready)
+        until(partial(all_loops_go, portal))
     leader_of(serving)
-    kept = [one.id for one in booked.ledger.find(Query(states=frozenset({BookingState.CONFIRMED})), 1000)]
-    assert sorted(kept) == sorted(booker.booked.values())
+    confirmed = [booking.id for booking in booked.ledger.find(Query(states=frozenset({BookingState.CONFIRMED})), 1000)]
+    assert sorted(confirmed) == sorted(booker.booked.values())
 
 
 def all_loops_go(portal: Portal) -> bool:
@@ -213,9 +213,9 @@ def test_restarts_of_the_database_are_survived(lab: RunningLab, opened: Open, tm
                 before = booker.refused
                 postgres.end(how)
                 until(partial(has_refused, booker, before + 2))
-                for one in serving:
-                    assert one.ask("GET", "/healthz")[0] == 200
-                    status, _, text = one.ask("GET", "/v1/status")
+                for portal in serving:
+                    assert portal.ask("GET", "/healthz")[0] == 200
+                    status, _, text = portal.ask("GET", "/v1/status")
                     assert (status, json.loads(text)["known"]) == (200, False)
                 postgres.start()
                 leader_of(serving)

@@ -42,7 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 def content(wheel: Path) -> dict[str, tuple[int, bytes]]:
     """By name: permissions and bytes."""
     with zipfile.ZipFile(wheel) as files:
-        return {one.filename: (one.external_attr >> 16 & 0o777, files.read(one)) for one in files.infolist()}
+        return {info.filename: (info.external_attr >> 16 & 0o777, files.read(info)) for info in files.infolist()}
 
 
 def test_the_wheel_is_small_and_has_every_file_of_the_package(built: tuple[Path, Path, Path]) -> None:
@@ -102,7 +102,7 @@ def test_sources_without_git_have_a_version_of_their_own(tmp_path: Path) -> None
 
 
 def test_the_commands_are_there(built: tuple[Path, Path, Path]) -> None:
-    (name,) = [one for one in content(built[1]) if one.endswith("entry_points.txt")]
+    (name,) = [path for path in content(built[1]) if path.endswith("entry_points.txt")]
     text = content(built[1])[name][1].decode()
     assert "gpuyard = gpuyard.cli.main:run" in text
     assert "[openstack.gpu.v1]" in text

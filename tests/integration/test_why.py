@@ -101,13 +101,13 @@ def hog(operator: CloudApi, cloud: Cloud, flavor: MakeFlavor) -> Iterator[Callab
 
 def test_all_gpus_in_use_names_the_server_and_starts_without_it(cloud: Cloud) -> None:
     holder = cloud.starts(K40C)
-    told = cloud.refuses(K40C, "403")
-    assert kinds(told) == {"quota"}, "the project may have one"
-    assert kinds(told, HYPER18) == {"gpu"}
-    (cause,) = told.hosts[0].causes
+    explanation = cloud.refuses(K40C, "403")
+    assert kinds(explanation) == {"quota"}, "the project may have one"
+    assert kinds(explanation, HYPER18) == {"gpu"}
+    (cause,) = explanation.hosts[0].causes
     assert "0000:86:00.0 is held by server gpuyard-exercise-why-1 (project demo, user demo)" in cause.reason
-    assert told.first == (), "the server gives its limits back"
-    (action,) = remedy(told).actions
+    assert explanation.first == (), "the server gives its limits back"
+    (action,) = remedy(explanation).actions
     assert (action.kind, action.values["server"]) == ("delete-server", holder)
     cloud.carry_out(action)
     cloud.starts(K40C)
@@ -118,11 +118,11 @@ def test_a_gpu_of_another_project_is_no_matter_of_limits(cloud: Cloud, operator:
     both = flavor("both", **{"pci_passthrough:alias": "k4200:2"})
     with limited(cloud, "class:CUSTOM_GPU_K4200", 3):
         holder = cloud.starts("k4200.4cores")
-        told = cloud.refuses(both)
-        assert kinds(told) == set()
-        assert kinds(told, "c4130") == {"gpu"}
-        assert "only 1 of the 2 GPUs of pool k4200 that it asks is free" in told.answer
-        assert "asks 2 x CUSTOM_GPU_K4200, 1 of 2 can be had" in told.hosts[0].causes[0].reason
+        explanation = cloud.refuses(both)
+        assert kinds(explanation) == set()
+        assert kinds(explanation, "c4130") == {"gpu"}
+        assert "only 1 of the 2 GPUs of pool k4200 that it asks is free" in explanation.answer
+        assert "asks 2 x CUSTOM_GPU_K4200, 1 of 2 can be had" in explanation.hosts[0].causes[0].reason
         cloud.user.request("POST", "compute", f"/servers/{holder}/action", {"shelve": None})
         cloud.exercise.wait_for_status(holder, "SHELVED_OFFLOADED")
         assert cloud.why(both).would_start, "delete or shelve, it says"
@@ -133,10 +133,10 @@ def test_a_held_gpu(cloud: Cloud) -> None:
     provider = "hyper18_0000:86:00.0"
     cloud.reserve(provider, "CUSTOM_GPU_K40C", 1)
     try:
-        told = cloud.refuses(K40C)
-        assert (kinds(told), kinds(told, HYPER18)) == (set(), {"gpu"})
-        assert told.hosts[0].causes[0].payload["details"][0]["state"] == "held"
-        (action,) = remedy(told).actions
+        explanation = cloud.refuses(K40C)
+        assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"gpu"})
+        assert explanation.hosts[0].causes[0].payload["details"][0]["state"] == "held"
+        (action,) = remedy(explanation).actions
         assert action.kind == "release-hold"
         cloud.carry_out(action)
         cloud.starts(K40C)
@@ -152,10 +152,10 @@ def test_a_gpu_with_a_leftover_allocation(cloud: Cloud, operator: CloudApi) -> N
     }  # fmt: skip
     operator.request("PUT", "placement", f"/allocations/{orphan}", body)
     try:
-        told = cloud.refuses(K40C)
-        assert (kinds(told), kinds(told, HYPER18)) == (set(), {"gpu"})
-        assert orphan in told.hosts[0].causes[0].reason
-        (action,) = remedy(told).actions
+        explanation = cloud.refuses(K40C)
+        assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"gpu"})
+        assert orphan in explanation.hosts[0].causes[0].reason
+        (action,) = remedy(explanation).actions
         assert action.kind == "delete-allocation"
         cloud.carry_out(action)
         cloud.starts(K40C)
@@ -166,24 +166,24 @@ def test_a_gpu_with_a_leftover_allocation(cloud: Cloud, operator: CloudApi) -> N
 def test_a_pair_whose_leader_is_taken_says_what_is_stranded(cloud: Cloud) -> None:
     for _ in range(4):
         cloud.starts("gpu_tiny")
-    told = cloud.refuses("gpu_pair-a")
-    assert (kinds(told), kinds(told, "gpu-server")) == (set(), {"gpu"})
-    (cause,) = told.hosts[0].causes
+    explanation = cloud.refuses("gpu_pair-a")
+    assert (kinds(explanation), kinds(explanation, "gpu-server")) == (set(), {"gpu"})
+    (cause,) = explanation.hosts[0].causes
     assert (
         "asks 1 x CUSTOM_GPU_V100 with trait CUSTOM_GPU_SET_A, 0 of 1 can be had: 0000:27:00.0 is held" in cause.reason
     )
     assert "so 0000:28:00.0 is free and of no use" in cause.reason
-    cloud.carry_out(*remedy(told).actions)
+    cloud.carry_out(*remedy(explanation).actions)
     cloud.starts("gpu_pair-a")
     again = cloud.refuses("gpu_pair-b", "403")
     assert (kinds(again), kinds(again, "gpu-server")) == ({"quota"}, {"gpu"}), "three and a pair of six, and none free"
 
 
 def test_more_gpus_than_any_host_has(cloud: Cloud, flavor: MakeFlavor) -> None:
-    told = cloud.refuses(flavor("five", **{"pci_passthrough:alias": "v100:5"}))
-    assert (kinds(told), kinds(told, "gpu-server")) == (set(), {"gpu-count"})
-    assert "asks 5 x CUSTOM_GPU_V100 for one server, and the host has 4" in told.answer
-    assert told.remedies == ()
+    explanation = cloud.refuses(flavor("five", **{"pci_passthrough:alias": "v100:5"}))
+    assert (kinds(explanation), kinds(explanation, "gpu-server")) == (set(), {"gpu-count"})
+    assert "asks 5 x CUSTOM_GPU_V100 for one server, and the host has 4" in explanation.answer
+    assert explanation.remedies == ()
     cloud.starts(flavor("four", **{"pci_passthrough:alias": "v100:4"}))
 
 
@@ -192,12 +192,12 @@ def test_more_gpus_than_any_host_has(cloud: Cloud, flavor: MakeFlavor) -> None:
 
 def test_ram_that_another_server_has(cloud: Cloud, hog: Callable[[str, int, int], str]) -> None:
     server = hog(HYPER18, 3000, 4)
-    told = cloud.refuses(K40C)
-    assert (kinds(told), kinds(told, HYPER18)) == (set(), {"room"})
-    (cause,) = told.hosts[0].causes
+    explanation = cloud.refuses(K40C)
+    assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"room"})
+    (cause,) = explanation.hosts[0].causes
     assert cause.payload["details"][0]["class"] == "MEMORY_MB"
     assert cause.payload["details"][0]["missing"] == 4096 - 3000
-    (action,) = remedy(told).actions
+    (action,) = remedy(explanation).actions
     assert action.values["server"] == server
     cloud.carry_out(action)
     cloud.starts(K40C)
@@ -207,20 +207,20 @@ def test_gpu_and_ram_together_need_both_servers(cloud: Cloud, hog: Callable[[str
     holder = cloud.starts(K40C)
     hogging = hog(HYPER18, 4096 + 3000, 4)
     with limited(cloud, "class:CUSTOM_GPU_K40C", 2):
-        told = cloud.refuses(K40C)
-        assert (kinds(told), kinds(told, HYPER18)) == (set(), {"gpu", "room"})
+        explanation = cloud.refuses(K40C)
+        assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"gpu", "room"})
         # The holder's own RAM is enough for its successor.
-        assert [action.values["server"] for action in remedy(told).actions] == [holder]
-        cloud.carry_out(*remedy(told).actions)
+        assert [action.values["server"] for action in remedy(explanation).actions] == [holder]
+        cloud.carry_out(*remedy(explanation).actions)
         cloud.starts(K40C)
     assert hogging
 
 
 def test_a_flavor_that_no_host_can_hold(cloud: Cloud, flavor: MakeFlavor) -> None:
-    told = cloud.refuses(flavor("huge", ram=900 * 1024))
-    assert {kind for answer in told.hosts for kind in kinds(told, answer.host)} == {"too-big"}
-    assert len(told.hosts) == 6
-    assert told.remedies == ()
+    explanation = cloud.refuses(flavor("huge", ram=900 * 1024))
+    assert {kind for answer in explanation.hosts for kind in kinds(explanation, answer.host)} == {"too-big"}
+    assert len(explanation.hosts) == 6
+    assert explanation.remedies == ()
 
 
 def test_more_of_a_class_than_one_server_may_have(cloud: Cloud, operator: CloudApi, flavor: MakeFlavor) -> None:
@@ -232,12 +232,12 @@ def test_more_of_a_class_than_one_server_may_have(cloud: Cloud, operator: CloudA
     (compute/resource_tracker.py, `instance_claim`: `_update` after `claim_instance`), and its GPU stays taken.
     """
     name = flavor("slots", **{"resources:CUSTOM_WHY": "3", "pci_passthrough:alias": "k40c:1"})
-    told = cloud.refuses(name)
-    assert (kinds(told), kinds(told, HYPER18)) == ({"class"}, set())
+    explanation = cloud.refuses(name)
+    assert (kinds(explanation), kinds(explanation, HYPER18)) == ({"class"}, set())
     operator.request("PUT", "placement", "/resource_classes/CUSTOM_WHY")
     try:
-        told = cloud.refuses(name)
-        assert (kinds(told), kinds(told, HYPER18)) == (set(), {"class"})
+        explanation = cloud.refuses(name)
+        assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"class"})
         path = f"/resource_providers/{cloud.provider(HYPER18)}/inventories"
 
         def offer(**inventory: object) -> None:
@@ -246,14 +246,14 @@ def test_more_of_a_class_than_one_server_may_have(cloud: Cloud, operator: CloudA
             operator.request("PUT", "placement", path, body)
 
         offer(total=2)
-        told = cloud.refuses(name)
-        assert (kinds(told), kinds(told, HYPER18)) == (set(), {"too-big"})
+        explanation = cloud.refuses(name)
+        assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"too-big"})
         offer(total=8, max_unit=2)
-        told = cloud.refuses(name)
-        assert (kinds(told), kinds(told, HYPER18)) == (set(), {"max-unit"})
+        explanation = cloud.refuses(name)
+        assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"max-unit"})
         offer(total=8, max_unit=4, reserved=6)
-        told = cloud.refuses(name)
-        assert (kinds(told), kinds(told, HYPER18)) == (set(), {"too-big"})
+        explanation = cloud.refuses(name)
+        assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"too-big"})
         offer(total=8, max_unit=4)
         assert cloud.why(name).would_start
         able = operator.get("placement", "/allocation_candidates", resources="CUSTOM_WHY:3,CUSTOM_GPU_K40C:1")
@@ -277,14 +277,14 @@ def drop(operator: CloudApi, path: str) -> None:
 
 def test_traits(cloud: Cloud, operator: CloudApi, flavor: MakeFlavor) -> None:
     name = flavor("trait", **{"trait:CUSTOM_WHY": "required", "pci_passthrough:alias": "k40c:1"})
-    told = cloud.refuses(name)
-    assert (kinds(told), kinds(told, HYPER18)) == ({"trait"}, set())
+    explanation = cloud.refuses(name)
+    assert (kinds(explanation), kinds(explanation, HYPER18)) == ({"trait"}, set())
     operator.request("PUT", "placement", "/traits/CUSTOM_WHY")
     path = f"/resource_providers/{cloud.provider(HYPER18)}/traits"
     before = operator.get("placement", path)
     try:
-        told = cloud.refuses(name)
-        assert (kinds(told), kinds(told, HYPER18)) == (set(), {"trait"})
+        explanation = cloud.refuses(name)
+        assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"trait"})
         operator.request("PUT", "placement", path, {**before, "traits": [*before["traits"], "CUSTOM_WHY"]})
         cloud.starts(name)
     finally:
@@ -298,20 +298,20 @@ def test_traits(cloud: Cloud, operator: CloudApi, flavor: MakeFlavor) -> None:
 )
 def test_numa(cloud: Cloud, operator: CloudApi, flavor: MakeFlavor, key: str, value: str) -> None:
     name = flavor("numa", **{key: value, "pci_passthrough:alias": "k40c:1"})
-    told = cloud.refuses(name)
-    assert (kinds(told), kinds(told, HYPER18)) == (set(), {"numa"})
-    (action,) = remedy(told).actions
+    explanation = cloud.refuses(name)
+    assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"numa"})
+    (action,) = remedy(explanation).actions
     assert action.text == f"take {key}={value} out of the flavor"
     without(operator, name, key)
     cloud.starts(name)
 
 
 def test_a_trait_that_another_property_implies(cloud: Cloud, flavor: MakeFlavor) -> None:
-    told = cloud.refuses(
+    explanation = cloud.refuses(
         flavor("socket", **{"hw:pci_numa_affinity_policy": "socket", "pci_passthrough:alias": "k40c:1"})
     )
-    assert (kinds(told), kinds(told, HYPER18)) == (set(), {"trait"})
-    assert "COMPUTE_SOCKET_PCI_NUMA_AFFINITY" in told.answer
+    assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"trait"})
+    assert "COMPUTE_SOCKET_PCI_NUMA_AFFINITY" in explanation.answer
 
 
 @pytest.mark.parametrize(
@@ -322,8 +322,8 @@ def test_an_alias_that_nova_does_not_take(
     cloud: Cloud, operator: CloudApi, flavor: MakeFlavor, alias: str, status: str, kind: str
 ) -> None:
     name = flavor("alias", **{"pci_passthrough:alias": alias})
-    told = cloud.refuses(name, status)
-    assert (kinds(told), told.hosts) == ({kind}, ())
+    explanation = cloud.refuses(name, status)
+    assert (kinds(explanation), explanation.hosts) == ({kind}, ())
     body = {"extra_specs": {"pci_passthrough:alias": "k40c:1"}}
     operator.request("POST", "compute", f"/flavors/{name}/os-extra_specs", body)
     cloud.starts(name)
@@ -331,9 +331,9 @@ def test_an_alias_that_nova_does_not_take(
 
 def test_a_private_flavor(cloud: Cloud, flavor: MakeFlavor) -> None:
     name = flavor("private", public=False, **{"pci_passthrough:alias": "k40c:1"})
-    told = cloud.refuses(name, "400")
-    assert (kinds(told), told.where) == ({"access"}, (HYPER18,))
-    cloud.carry_out(*told.first)
+    explanation = cloud.refuses(name, "400")
+    assert (kinds(explanation), explanation.where) == ({"access"}, (HYPER18,))
+    cloud.carry_out(*explanation.first)
     cloud.starts(name)
 
 
@@ -353,10 +353,10 @@ def test_a_flavor_that_does_not_exist(cloud: Cloud, capsys: pytest.CaptureFixtur
 def test_a_disabled_host_says_why_it_is_disabled(cloud: Cloud) -> None:
     cloud.service(HYPER18, status="disabled", disabled_reason="new fan")
     try:
-        told = cloud.refuses(K40C)
-        assert (kinds(told), kinds(told, HYPER18)) == (set(), {"service-disabled"})
-        assert "new fan" in told.answer
-        cloud.carry_out(*remedy(told).actions)
+        explanation = cloud.refuses(K40C)
+        assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"service-disabled"})
+        assert "new fan" in explanation.answer
+        cloud.carry_out(*remedy(explanation).actions)
         cloud.starts(K40C)
     finally:
         cloud.service(HYPER18, status="enabled")
@@ -365,9 +365,9 @@ def test_a_disabled_host_says_why_it_is_disabled(cloud: Cloud) -> None:
 def test_a_host_that_is_forced_down(cloud: Cloud) -> None:
     cloud.service(HYPER18, forced_down=True)
     try:
-        told = cloud.refuses(K40C)
-        assert (kinds(told), kinds(told, HYPER18)) == (set(), {"service-forced-down"})
-        cloud.carry_out(*remedy(told).actions)
+        explanation = cloud.refuses(K40C)
+        assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"service-forced-down"})
+        cloud.carry_out(*remedy(explanation).actions)
         cloud.starts(K40C)
     finally:
         cloud.service(HYPER18, forced_down=False)
@@ -378,10 +378,14 @@ def test_several_causes_of_one_host_are_all_named(cloud: Cloud, hog: Callable[[s
     cloud.reserve("hyper18_0000:86:00.0", "CUSTOM_GPU_K40C", 1)
     cloud.service(HYPER18, status="disabled")
     try:
-        told = cloud.refuses(K40C)
-        assert kinds(told, HYPER18) == {"service-disabled", "gpu", "room"}
-        assert {action.kind for action in remedy(told).actions} == {"enable-service", "release-hold", "delete-server"}
-        cloud.carry_out(*remedy(told).actions)
+        explanation = cloud.refuses(K40C)
+        assert kinds(explanation, HYPER18) == {"service-disabled", "gpu", "room"}
+        assert {action.kind for action in remedy(explanation).actions} == {
+            "enable-service",
+            "release-hold",
+            "delete-server",
+        }
+        cloud.carry_out(*remedy(explanation).actions)
         cloud.starts(K40C)
     finally:
         cloud.reserve("hyper18_0000:86:00.0", "CUSTOM_GPU_K40C", 0)
@@ -394,8 +398,8 @@ def test_an_availability_zone(cloud: Cloud, operator: CloudApi) -> None:
     action = f"/os-aggregates/{identity}/action"
     try:
         operator.request("POST", "compute", action, {"add_host": {"host": HYPER18}})
-        told = cloud.refuses("gpu_tiny", zone="why-zone")
-        assert (kinds(told), kinds(told, "gpu-server")) == (set(), {"zone"})
+        explanation = cloud.refuses("gpu_tiny", zone="why-zone")
+        assert (kinds(explanation), kinds(explanation, "gpu-server")) == (set(), {"zone"})
         assert kinds(cloud.refuses("gpu_tiny", "400", zone="nowhere")) == {"zone"}
         assert cloud.why(K40C, "why-zone").would_start
         cloud.exercise.delete([cloud.starts(K40C, zone="why-zone")])
@@ -431,12 +435,12 @@ def test_limits_count_as_nova_counts(cloud: Cloud, resource: str) -> None:
     asks = {"class:VCPU": 4, "class:MEMORY_MB": 16384}.get(resource, 1)
     with limited(cloud, resource, asks):
         first = cloud.starts("k4200.4cores")
-        told = cloud.refuses("k4200.4cores", "403")
-        assert (kinds(told), told.where) == ({"quota"}, ("c4130",))
-        (cause,) = told.causes
+        explanation = cloud.refuses("k4200.4cores", "403")
+        assert (kinds(explanation), explanation.where) == ({"quota"}, ("c4130",))
+        (cause,) = explanation.causes
         (numbers,) = (row for row in cause.payload["details"] if row["resource"] == resource)
         assert (numbers["limit"], numbers["in_use"], numbers["asks"]) == (asks, asks, asks)
-        cloud.carry_out(*told.first)
+        cloud.carry_out(*explanation.first)
         cloud.exercise.delete([cloud.starts("k4200.4cores"), first])
         assert cloud.why("k4200.4cores").would_start
 
@@ -448,10 +452,10 @@ def test_a_limit_that_keystone_does_not_have(lab: RunningLab, cloud: Cloud, oper
         for row in operator.get("identity", f"/{kind}", resource_name=name)[kind]:
             operator.request("DELETE", "identity", f"/{kind}/{row['id']}")
     try:
-        told = cloud.refuses(K40C, "403")
-        (cause,) = told.causes
+        explanation = cloud.refuses(K40C, "403")
+        (cause,) = explanation.causes
         assert "Keystone has no registered limit on it" in cause.reason
-        (action,) = told.first
+        (action,) = explanation.first
         assert (action.kind, action.text) == (
             "register-limit",
             "run 'gpuyard site apply', which makes the registered limit",
@@ -471,18 +475,18 @@ def test_without_placement_all_but_the_gpus_is_looked_at(
     text = plain_site().read_text()
     document = YAML(typ="safe").load(text)
     document["pci_in_placement"] = stage
-    document["flavors"] = {name: one for name, one in document["flavors"].items() if not one.get("same_group")}
+    document["flavors"] = {name: spec for name, spec in document["flavors"].items() if not spec.get("same_group")}
     site = tmp_path / "site.yaml"
     site.write_text(json.dumps(document))
     loaded = load_site(site)
-    told = why(cloud.operator, loaded, K40C, "demo")
-    assert (told.would_start, told.gpus_looked_at, told.where) == (True, False, (HYPER18,))
-    assert told.answer == f"{K40C} in project demo would start on {HYPER18} if a GPU is free there"
-    assert told.not_looked_at[0].startswith("GPUs (alias k40c): the site does not have Placement decide")
+    explanation = why(cloud.operator, loaded, K40C, "demo")
+    assert (explanation.would_start, explanation.gpus_looked_at, explanation.where) == (True, False, (HYPER18,))
+    assert explanation.answer == f"{K40C} in project demo would start on {HYPER18} if a GPU is free there"
+    assert explanation.not_looked_at[0].startswith("GPUs (alias k40c): the site does not have Placement decide")
     cloud.service(HYPER18, status="disabled", disabled_reason="new fan")
     try:
-        told = why(cloud.operator, loaded, K40C, "demo")
-        assert kinds(told, HYPER18) == {"service-disabled"}
+        explanation = why(cloud.operator, loaded, K40C, "demo")
+        assert kinds(explanation, HYPER18) == {"service-disabled"}
     finally:
         cloud.service(HYPER18, status="enabled")
     hog(HYPER18, 3000, 4)
@@ -502,22 +506,22 @@ def test_it_says_yes_exactly_when_nova_does(cloud: Cloud, flavor: MakeFlavor) ->
         flavor("most", vcpus=30, ram=200 * 1024, disk=400), flavor("two", **{"pci_passthrough:alias": "v100:2"}),
     ]  # fmt: skip
     running: list[str] = []
-    seen = set()
+    statuses = set()
     for _ in range(24):
         if len(running) > 9 or (running and chance.random() < 0.25):
             cloud.exercise.delete([running.pop(chance.randrange(len(running)))])
         name = chance.choice(names)
-        told = cloud.why(name)
+        explanation = cloud.why(name)
         status, server = cloud.ask(name)
-        assert told.would_start == (status == "ACTIVE"), (name, status, told)
-        seen.add(status)
+        assert explanation.would_start == (status == "ACTIVE"), (name, status, explanation)
+        statuses.add(status)
         if status == "ACTIVE":
             row = cloud.operator.get("compute", f"/servers/{server}")["server"]
-            assert row["OS-EXT-SRV-ATTR:host"] in told.where
+            assert row["OS-EXT-SRV-ATTR:host"] in explanation.where
             running.append(server)
         elif server:
             cloud.exercise.delete([server])
-    assert {"ACTIVE", REFUSED} <= seen
+    assert {"ACTIVE", REFUSED} <= statuses
 
 
 def test_calls_are_bounded(cloud: Cloud, flavor: MakeFlavor) -> None:
@@ -529,8 +533,8 @@ def test_calls_are_bounded(cloud: Cloud, flavor: MakeFlavor) -> None:
         return len([key for key in named(name) if key.startswith("resources:")]) + 3
 
     def named(name: str) -> dict[str, str]:
-        (found,) = (flavor for flavor in cloud.loaded.compiled.flavors if flavor.name == name)
-        return found.extra_specs
+        (site_flavor,) = (flavor for flavor in cloud.loaded.compiled.flavors if flavor.name == name)
+        return site_flavor.extra_specs
 
     assert why(cloud.operator, cloud.loaded, K40C).calls == base + classes(K40C) + 1
     assert cloud.why(K40C).calls == base + project + classes(K40C) + 1
@@ -538,9 +542,11 @@ def test_calls_are_bounded(cloud: Cloud, flavor: MakeFlavor) -> None:
     assert cloud.why("gpu_pair-a").calls == base + project + classes("gpu_pair-a") + pool + with_traits + traits
     boots = [cloud.starts("gpu_tiny") for _ in range(4)]
     servers_of_host, names = 1, 2  # the user's and another project's; the asker's is known
-    told = cloud.why("gpu_tiny")
-    room = 2 if "room" in kinds(told, "gpu-server") else 0
-    assert told.calls <= base + project + classes("gpu_tiny") + pool + servers_of_host + len(boots) + names + room
+    explanation = cloud.why("gpu_tiny")
+    room = 2 if "room" in kinds(explanation, "gpu-server") else 0
+    assert (
+        explanation.calls <= base + project + classes("gpu_tiny") + pool + servers_of_host + len(boots) + names + room
+    )
 
 
 def test_the_command(lab: RunningLab, cloud: Cloud) -> None:

@@ -70,9 +70,9 @@ def test_a_flavor_for_another_aggregate(apart: Cloud, own: Callable[[str, dict[s
     (key,) = (name for name in specs if name.startswith("aggregate_instance_extra_specs:"))
     right = specs[key]
     own("other", {**specs, key: right.replace("cold", "hot")})
-    told = apart.refuses("other")
-    assert (kinds(told), kinds(told, HYPER18)) == (set(), {"aggregate"})
-    assert told.others == ("c4130",)
+    explanation = apart.refuses("other")
+    assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"aggregate"})
+    assert explanation.others == ("c4130",)
     own("other", {key: right})
     apart.exercise.delete([apart.starts("other")])
     apart.exercise.delete([apart.starts("right")])
@@ -82,9 +82,9 @@ def test_a_flavor_that_is_not_the_site_s_on_isolated_hosts(
     apart: Cloud, own: Callable[[str, dict[str, str]], None]
 ) -> None:
     own("foreign", {"pci_passthrough:alias": "k40c:1"})
-    told = apart.refuses("foreign")
-    assert (kinds(told), kinds(told, HYPER18)) == (set(), {"aggregate-isolated"})
-    (action,) = remedy(told).actions
+    explanation = apart.refuses("foreign")
+    assert (kinds(explanation), kinds(explanation, HYPER18)) == (set(), {"aggregate-isolated"})
+    (action,) = remedy(explanation).actions
     missing = action.text.removeprefix("set ").removesuffix("=required in the flavor")
     own("foreign", {missing: "required"})
     apart.exercise.delete([apart.starts("foreign")])

@@ -135,12 +135,12 @@ def report(
     *rows: list[int | None] | None, number: int = 10, cards: str = "abcdefgh", boot: str = BOOT, **more: Any
 ) -> bytes:
     """Of GPUs ``GPU-a``, ..., one for each row; without rows one that works."""
-    found = list(rows) or [[50, 50, 50, 50, 0, 0, 0]]
-    told = {
-        "v": 1, "boot": boot, "driver": "580.95.05", "seen": len(found),
-        "cards": [f"GPU-{card}" for card in cards[: len(found)]], "samples": [[number, found]],
+    readings = list(rows) or [[50, 50, 50, 50, 0, 0, 0]]
+    body = {
+        "v": 1, "boot": boot, "driver": "580.95.05", "seen": len(readings),
+        "cards": [f"GPU-{card}" for card in cards[: len(readings)]], "samples": [[number, readings]],
     }  # fmt: skip
-    return json.dumps(told | more, separators=(",", ":")).encode()
+    return json.dumps(body | more, separators=(",", ":")).encode()
 
 
 def sent(token: str) -> dict[str, str]:

@@ -32,16 +32,16 @@ class Cloud:
         """Ask for a server: ACTIVE, NoValidHost, or the status of the refusal; and its id."""
         api = api or self.user
         image = api.get("image", "/images", name="tiny")["images"][0]["id"]
-        wanted = {
+        body = {
             "name": f"{PREFIX}why-{next(self.numbers)}",
             "flavorRef": flavor,
             "imageRef": image,
             "networks": "none",
         }
         if zone:
-            wanted["availability_zone"] = zone
+            body["availability_zone"] = zone
         try:
-            server = api.request("POST", "compute", "/servers", {"server": wanted})["server"]["id"]
+            server = api.request("POST", "compute", "/servers", {"server": body})["server"]["id"]
         except CloudError as error:
             return str(error.status), ""
         end = monotonic() + TIMEOUT
@@ -67,9 +67,9 @@ class Cloud:
         if server:
             self.exercise.delete([server])
         assert status == answer
-        told = self.why(flavor, zone)
-        assert not told.would_start, told.answer
-        return told
+        explanation = self.why(flavor, zone)
+        assert not explanation.would_start, explanation.answer
+        return explanation
 
     def why(self, flavor: str, zone: str | None = None) -> Explanation:
         return why(self.operator, self.loaded, flavor, "demo", zone)
@@ -108,8 +108,8 @@ class Cloud:
 
     def service(self, host: str, **change: object) -> None:
         rows = self.operator.get("compute", "/os-services", binary="nova-compute")["services"]
-        (found,) = (row["id"] for row in rows if row["host"] == host)
-        self.operator.request("PUT", "compute", f"/os-services/{found}", change)
+        (service_id,) = (row["id"] for row in rows if row["host"] == host)
+        self.operator.request("PUT", "compute", f"/os-services/{service_id}", change)
 
     def provider(self, name: str) -> str:
         return str(self.operator.get("placement", "/resource_providers", name=name)["resource_providers"][0]["uuid"])
@@ -135,14 +135,14 @@ class Cloud:
         return str(self.operator.request("POST", "identity", "/limits", {"limits": [row]})["limits"][0]["id"])
 
 
-def kinds(told: Explanation, host: str | None = None) -> set[str]:
+def kinds(explanation: Explanation, host: str | None = None) -> set[str]:
     """Kinds of the causes that hold for every host, or of those of one host."""
     if host is None:
-        return {cause.code for cause in told.causes}
-    (answer,) = (answer for answer in told.hosts if answer.host == host)
+        return {cause.code for cause in explanation.causes}
+    (answer,) = (answer for answer in explanation.hosts if answer.host == host)
     return {cause.code for cause in answer.causes}
 
 
-def remedy(told: Explanation) -> Remedy:
-    assert told.remedies, told
-    return told.remedies[0]
+def remedy(explanation: Explanation) -> Remedy:
+    assert explanation.remedies, explanation
+    return explanation.remedies[0]

@@ -138,8 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP}
             connection.request(self.command, self.path, body or None, headers)
             answer = connection.getresponse()
-            kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in HOP]
-            return answer.status, kept, answer.read()
+            answer_headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in HOP]
+            return answer.status, answer_headers, answer.read()
         finally:
             connection.close()
 

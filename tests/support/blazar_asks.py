@@ -24,12 +24,12 @@ CATALOGUE = [
         "name": "keystone",
         "endpoints": [
             {
-                "interface": one,
+                "interface": interface,
                 "region": "RegionOne",
                 "region_id": "RegionOne",
                 "url": "https://keystone.example.org/v3",
             }
-            for one in ("public", "internal", "admin")
+            for interface in ("public", "internal", "admin")
         ],
     }
 ]
@@ -65,10 +65,10 @@ def asks() -> dict[str, Any]:
     lease = made.to_dict()
     none: dict[str, list[Any]] = {"flavor:instance": []}
     some = {"flavor:instance": [HOST]}
-    found: dict[str, Any] = {}
+    posted: dict[str, Any] = {}
 
     def post(url: str, headers: dict[str, str], data: str) -> Any:
-        found[url.rpartition("/")[2]] = {"url": url, "headers": headers, "body": json.loads(data)}
+        posted[url.rpartition("/")[2]] = {"url": url, "headers": headers, "body": json.loads(data)}
         return SimpleNamespace(status_code=204)
 
     with mock.patch("requests.post", post):
@@ -77,7 +77,7 @@ def asks() -> dict[str, Any]:
         changed = {**lease, "end_date": LATER}
         enforcement.check_update(context, lease, changed, some, some, lease["reservations"], lease["reservations"])
         enforcement.on_end(context, lease, some)
-    return found
+    return posted
 
 
 if __name__ == "__main__":

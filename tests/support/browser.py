@@ -10,5 +10,5 @@ CHROMIUM = Path(os.environ.get("GPUYARD_CHROMIUM", "/usr/bin/chromium"))
 
 def missing() -> str:
     """Why the browser tests cannot run; empty when they can."""
-    there = CHROMIUM.exists()
-    return "" if there else f"{CHROMIUM} is not there; install Chromium, or name it with GPUYARD_CHROMIUM"
+    installed = CHROMIUM.exists()
+    return "" if installed else f"{CHROMIUM} is not there; install Chromium, or name it with GPUYARD_CHROMIUM"

@@ -25,9 +25,9 @@ class Certificate:
 
     def context(self) -> ssl.SSLContext:
         """A server's."""
-        found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        found.load_cert_chain(self.authority, self.key)
-        return found
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.authority, self.key)
+        return context
 
 
 def certificate(folder: Path, *addresses: str, names: Sequence[str] = ("localhost",)) -> Certificate:
@@ -36,15 +36,18 @@ def certificate(folder: Path, *addresses: str, names: Sequence[str] = ("localhos
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gpuyard's tests")])
     # OpenSSL asks its own clock, whatever now is for a test.
     begin, end = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
-    known = [*(x509.DNSName(name) for name in names), *(x509.IPAddress(ip_address(address)) for address in addresses)]
+    alternative_names = [
+        *(x509.DNSName(name) for name in names),
+        *(x509.IPAddress(ip_address(address)) for address in addresses),
+    ]
     made = (
         x509.CertificateBuilder(name, name, key.public_key(), 5, begin, end)
-        .add_extension(x509.SubjectAlternativeName(known), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternative_names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    found = Certificate(folder / "ca.pem", folder / "key.pem")
-    found.authority.write_bytes(made.public_bytes(Encoding.PEM))
-    found.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return found
+    certificate = Certificate(folder / "ca.pem", folder / "key.pem")
+    certificate.authority.write_bytes(made.public_bytes(Encoding.PEM))
+    certificate.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return certificate

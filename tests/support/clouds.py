@@ -61,7 +61,7 @@ class SmallCloud:
     odd: dict[str, Any] = field(default_factory=dict)
     """What is otherwise in each look at all GPUs."""
     date: datetime = datetime(2026, 11, 23, 9, tzinfo=UTC)
-    between: Callable[[str], None] = lambda asked: None
+    between: Callable[[str], None] = lambda request_line: None
     """Called before each request."""
     name: str = "small"
     region: str = "RegionOne"
@@ -70,10 +70,10 @@ class SmallCloud:
         return self.request("GET", service, path, query=query)
 
     def request(self, method: str, service: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
-        asked = f"{method} {service} {path}"
-        self.between(asked)
+        request_line = f"{method} {service} {path}"
+        self.between(request_line)
         if method != "GET" or path.startswith("/users"):
-            self.asked.append(asked)
+            self.asked.append(request_line)
         what = getattr(self, f"_{service}_{path.split('/')[1].replace('-', '_')}")
         self.query = dict(more.get("query") or {})
         answer: dict[str, Any] = what(method, path, body)
@@ -104,7 +104,7 @@ class SmallCloud:
         """As SnapshotTaker does."""
         names = [gpu.provider_name for gpu in self.compiled.gpus]
         hosts = {gpu.host for gpu in self.compiled.gpus}
-        found = Snapshot(
+        snapshot = Snapshot(
             taken_at=now,
             providers={name: Provider(name, name, name) for name in (*hosts, *names)},
             allocatable=frozenset(name for name in names if name not in self.holders and name not in self.reserved),
@@ -117,7 +117,7 @@ class SmallCloud:
                 host: tuple(server for server in self.servers.values() if server.host == host) for host in hosts
             },
         )
-        return replace(found, **self.odd)
+        return replace(snapshot, **self.odd)
 
     def service(self, host: str) -> HostService:
         return self.services.get(host, HostService(host, True, True))
@@ -167,8 +167,10 @@ class SmallCloud:
     def _placement_resource_providers(self, method: str, path: str, body: Any) -> dict[str, Any]:
         name = path.split("/")[2]
         if path.endswith("/allocations"):
-            here = {server.id for server in self.servers.values() if server.host == name} | self.coming.get(name, set())
-            return {"allocations": {id: {"resources": {"VCPU": 1}} for id in here}}
+            consumers = {server.id for server in self.servers.values() if server.host == name} | self.coming.get(
+                name, set()
+            )
+            return {"allocations": {id: {"resources": {"VCPU": 1}} for id in consumers}}
         (gpu,) = (gpu for gpu in self.compiled.gpus if gpu.provider_name == name)
         generation = self.generations.setdefault(name, 1)
         if path.endswith("/usages"):
@@ -192,35 +194,37 @@ class SmallCloud:
 
     def _compute_os_services(self, method: str, path: str, body: Any) -> dict[str, Any]:
         host = self.query["host"] if method == "GET" else path.rpartition("/")[2]
-        one = self.service(host)
+        service = self.service(host)
         if method == "PUT":
             enabled = body["status"] == "enabled"  # as Nova does, which forgets the reason then
-            one = replace(one, enabled=enabled, disabled_reason="" if enabled else body["disabled_reason"])
-            self.services[host] = one
-        row = {"id": host, "host": host, "state": "up" if one.up else "down"}
-        status = "enabled" if one.enabled else "disabled"
-        return {"services": [{**row, "status": status, "disabled_reason": one.disabled_reason or None}]}
+            service = replace(service, enabled=enabled, disabled_reason="" if enabled else body["disabled_reason"])
+            self.services[host] = service
+        row = {"id": host, "host": host, "state": "up" if service.up else "down"}
+        status = "enabled" if service.enabled else "disabled"
+        return {"services": [{**row, "status": status, "disabled_reason": service.disabled_reason or None}]}
 
     def _compute_os_migrations(self, method: str, path: str, body: Any) -> dict[str, Any]:
         ends = ("source_compute", "dest_compute") if "host" in self.query else ("source_compute",)
         host = self.query.get("host") or self.query["source_compute"]
         return {"migrations": [row for row in self.migrations if host in [row[end] for end in ends]]}
 
-    def _server(self, one: Server) -> dict[str, Any]:
-        flavor = {"original_name": one.flavor, "vcpus": 1, "ram": 1, "disk": 0, "ephemeral": 0, "swap": 0}
+    def _server(self, item: Server) -> dict[str, Any]:
+        flavor = {"original_name": item.flavor, "vcpus": 1, "ram": 1, "disk": 0, "ephemeral": 0, "swap": 0}
         return {
-            "id": one.id, "name": one.name, "status": one.status, "OS-EXT-STS:task_state": one.task or None,
-            "OS-EXT-SRV-ATTR:host": one.host, "tenant_id": one.project_id, "user_id": one.user_id, "flavor": flavor,
+            "id": item.id, "name": item.name, "status": item.status, "OS-EXT-STS:task_state": item.task or None,
+            "OS-EXT-SRV-ATTR:host": item.host, "tenant_id": item.project_id, "user_id": item.user_id, "flavor": flavor,
             "created": None, "OS-SRV-USG:launched_at": None, "updated": "",
         }  # fmt: skip
 
     def _compute_servers(self, method: str, path: str, body: Any) -> dict[str, Any]:
         if path == "/servers/detail":
-            known = (self.servers | self.hidden).values()
-            return {"servers": [self._server(one) for one in known if one.host == self.query["host"]]}
-        found = re.fullmatch(r"/servers/([^/]+)(/.*)?", path)
-        assert found is not None
-        id, rest = found.groups()
+            servers = (self.servers | self.hidden).values()
+            return {
+                "servers": [self._server(candidate) for candidate in servers if candidate.host == self.query["host"]]
+            }
+        match = re.fullmatch(r"/servers/([^/]+)(/.*)?", path)
+        assert match is not None
+        id, rest = match.groups()
         if id in self.hidden and method == "GET":
             return {"server": self._server(self.hidden[id])}
         if id not in self.servers:
@@ -236,4 +240,4 @@ class SmallCloud:
         return {}
 
     def _take_back(self, id: str) -> None:
-        self.holders = {name: one for name, one in self.holders.items() if one != id}
+        self.holders = {name: holder for name, holder in self.holders.items() if holder != id}

@@ -60,7 +60,7 @@ def community() -> Configuration:
 
 def job(repository: str, *labels: str, **more: Any) -> Job:
     """A queued job of the organisation, of a push by somebody who may."""
-    known = {
+    defaults = {
         "id": "github.com/1",
         "repository": f"{ORGANIZATION}/{repository}" if "/" not in repository else repository,
         "labels": labels,
@@ -71,7 +71,7 @@ def job(repository: str, *labels: str, **more: Any) -> Job:
         "actor": "ada-maintains",
         "trust": Trust.REPOSITORY,
     }
-    return Job(**{**known, **more})
+    return Job(**{**defaults, **more})
 
 
 @dataclass

@@ -82,17 +82,17 @@ class Processes:
 
     def contend(self, url: str, tasks: Sequence[Task]) -> list[str]:
         """A thread for each task, dealt out to the processes. All are ready before any begins."""
-        for place, one in enumerate(self._running):
+        for place, process in enumerate(self._running):
             mine = [asdict(task) for task in tasks[place :: len(self._running)]]
-            _say(one, json.dumps([url, mine]))
-        assert [_hear(one) for one in self._running] == ["ready"] * len(self._running)
-        for one in self._running:
-            _say(one, "go")
-        return [outcome for one in self._running for outcome in json.loads(_hear(one))]
+            _say(process, json.dumps([url, mine]))
+        assert [_hear(running) for running in self._running] == ["ready"] * len(self._running)
+        for process in self._running:
+            _say(process, "go")
+        return [outcome for running in self._running for outcome in json.loads(_hear(running))]
 
     def close(self) -> None:
-        for one in self._running:
-            one.communicate()
+        for process in self._running:
+            process.communicate()
 
 
 def _say(process: subprocess.Popen[str], line: str) -> None:
@@ -152,8 +152,8 @@ def _override(store: Store, ledger: Ledger, task: Task) -> Booking:
 
 def _edit(store: Store, ledger: Ledger, task: Task) -> Booking:
     old = ledger.get(task.booking)
-    wanted = ask(task.first, task.last)
-    new = replace(old.ask, start=wanted.start, end=wanted.end)
+    target = ask(task.first, task.last)
+    new = replace(old.ask, start=target.start, end=target.end)
     return ledger.edit(task.booking, new, person(task.number))
 
 

@@ -31,11 +31,11 @@ class Credits:
         for path in ("check-create", "create", "check-update", "update", "on-end"):
             self.http.on("POST", f"{prefix}/{path}", self._answer)
 
-    def _answer(self, asked: Asked) -> ScriptedAnswer:
-        what = asked.path.rpartition("/")[2]
-        if asked.headers.get("authorization") != f"Bearer {TOKEN}":
+    def _answer(self, request: Asked) -> ScriptedAnswer:
+        what = request.path.rpartition("/")[2]
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
             return ScriptedAnswer(401, {"detail": "Invalid token."})
-        body = asked.json
+        body = request.json
         if wrong := _wrong(body, current=what.endswith("update")):
             return ScriptedAnswer(400, wrong)
         project, lease = body["context"]["project_id"], body["lease"]
@@ -45,18 +45,18 @@ class Credits:
                 return ScriptedAnswer(404, {"detail": "Not found."})
             before = self.leases[lease["id"]]
         takes = {name: count * _hours(lease) for name, count in lease["resource_requests"].items()}
-        for name, wanted in takes.items():
+        for name, hours in takes.items():
             left = self.hours.get((project, name))
             if left is None:
                 return ScriptedAnswer(
                     403, {"error": f"NoCreditAllocation('No credit allocated for resource_type {name}')"}
                 )
-            if left + before.get(name, 0) - wanted < 0:
-                said = f"Insufficient {name} credits available. Requested:{wanted}, Available:{left}"
-                return ScriptedAnswer(403, {"error": f"InsufficientCredits('{said}')"})
+            if left + before.get(name, 0) - hours < 0:
+                message = f"Insufficient {name} credits available. Requested:{hours}, Available:{left}"
+                return ScriptedAnswer(403, {"error": f"InsufficientCredits('{message}')"})
         if what in ("create", "update", "on-end"):
-            for name, wanted in takes.items():
-                self.hours[project, name] += before.get(name, 0) - wanted
+            for name, hours in takes.items():
+                self.hours[project, name] += before.get(name, 0) - hours
             self.leases[lease["id"]] = takes
         if what == "on-end":
             self.ended.append(lease["id"])
@@ -81,9 +81,13 @@ def _wrong(body: Any, current: bool) -> dict[str, str]:
             return {"lease": "This field is required."}
         if _hours(lease) < 0 or not isinstance(lease.get("resource_requests"), dict):
             return {"resource_requests": "This field is required."}
-        for one in lease["reservations"]:
-            if one["resource_type"] != "flavor:instance" or not isinstance(one["amount"], int) or not one["flavor_id"]:
+        for reservation in lease["reservations"]:
+            if (
+                reservation["resource_type"] != "flavor:instance"
+                or not isinstance(reservation["amount"], int)
+                or not reservation["flavor_id"]
+            ):
                 return {"reservations": "Unknown resource_type"}
-            if any(not (place["id"] and place["hypervisor_hostname"]) for place in one["allocations"]):
+            if any(not (place["id"] and place["hypervisor_hostname"]) for place in reservation["allocations"]):
                 return {"allocations": "This field is required."}
     return {}

@@ -151,7 +151,7 @@ class FakeWorld:
         return KollaState(
             machines=() if self.machines else ("+ inventory",),
             passwords=bool(self.passwords),
-            rendered=tuple(f"+ {one}" for one in FILES if one not in self.rendered) if self.machines else None,
+            rendered=tuple(f"+ {file}" for file in FILES if file not in self.rendered) if self.machines else None,
             collection=self.collection,
             collection_current=self.collection,
             credentials=self.credentials,
@@ -234,9 +234,11 @@ class FakeWorld:
     def _deploy(self, name: str) -> None:
         assert self.passwords and self.rendered and self.machines  # noqa: PT018
         assert self.site.deploy is not None
-        for one, host in self.hosts.items():
+        for host_name, host in self.hosts.items():
             self.changed()
-            host.containers |= {box for role in self.site.deploy.hosts[one].roles for box in CONTAINERS.get(role, ())}
+            host.containers |= {
+                box for role in self.site.deploy.hosts[host_name].roles for box in CONTAINERS.get(role, ())
+            }
         for host in self.hosts.values():
             self.changed()
             host.ready = True
@@ -291,11 +293,11 @@ class QuietScreen:
 
 
 def run_once(
-    world: FakeWorld, journal: Path, run: str = "r", wanted: DeployRange = EVERYTHING, keeps: int = 0
+    world: FakeWorld, journal: Path, run: str = "r", deploy_range: DeployRange = EVERYTHING, keeps: int = 0
 ) -> QuietScreen:
     """One 'deploy run', to its end or its death."""
     screen, file = QuietScreen(), JournalFile(journal)
-    deployment = Deployment(world.site, world, wanted, lambda: NOW)
+    deployment = Deployment(world.site, world, deploy_range, lambda: NOW)
     with file.writer() as writer:
         deployment.run(deployment.first_look(), file.read(run), FragileJournal(writer.descriptor, world, keeps), screen)
     return screen

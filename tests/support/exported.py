@@ -145,15 +145,17 @@ class Scraped:
         """Those of these names in promtool's notation: each value until the next scrape."""
         rows: list[dict[str, str]] = []
         for scrapes in self.scrapes.values():
-            found = sorted({one for shown in scrapes.values() for one in shown if one.partition("{")[0] in names})
-            for one in found:
+            matching = sorted(
+                {sample for shown in scrapes.values() for sample in shown if sample.partition("{")[0] in names}
+            )
+            for series in matching:
                 values, now = [], math.nan
                 for minute in range(max(scrapes) + 1):
                     if minute in scrapes:
-                        now = scrapes[minute].get(one, math.nan)
+                        now = scrapes[minute].get(series, math.nan)
                     if minute % step == 0:
                         values.append("_" if math.isnan(now) else f"{now:.17g}")
-                rows.append({"series": one, "values": " ".join(values)})
+                rows.append({"series": series, "values": " ".join(values)})
         return rows
 
 
@@ -161,8 +163,8 @@ def _shown(text: str, instance: str) -> Shown:
     """An exposition as Prometheus stores it."""
     shown: Shown = {}
     for line in text.splitlines():
-        if found := SAMPLE.fullmatch(line):
-            name, labels, value = found[1], found[2] or "", float(found[3])
+        if match := SAMPLE.fullmatch(line):
+            name, labels, value = match[1], match[2] or "", float(match[3])
             # promtool begins at the first second of 1970
             origin = NOON.timestamp() if name.endswith("_timestamp_seconds") and value else 0
             shown[f'{name}{{{labels}{"," if labels else ""}job="site",instance="{instance}"}}'] = value - origin
@@ -181,18 +183,18 @@ def fires(folder: Path, site: Scraped, alert: str) -> bool:
     """Whether an alert does at the last scrape."""
     (query,) = (rule["expr"] for rule in rules() if rule.get("alert") == alert)
     check = {"eval_time": f"{site.last}m", "alertname": alert, "exp_alerts": []}
-    said = _complaint(folder, site, query, {"alert_rule_test": [check]})
-    assert not said or f"alertname: {alert}" in said, f"it could not be tried: {said}"
-    return bool(said)
+    complaint = _complaint(folder, site, query, {"alert_rule_test": [check]})
+    assert not complaint or f"alertname: {alert}" in complaint, f"it could not be tried: {complaint}"
+    return bool(complaint)
 
 
 def holds(folder: Path, site: Scraped, query: str) -> bool:
     """Whether a query without labels, as ``sum(a) > bool 1``, is 1 at the last scrape and not 0."""
     sample = {"labels": "{}", "value": 1}
     check = {"expr": query, "eval_time": f"{site.last}m", "exp_samples": [sample]}
-    said = _complaint(folder, site, query, {"promql_expr_test": [check]})
-    assert not said or "got:" in said, f"it could not be tried: {said}"
-    return not said
+    complaint = _complaint(folder, site, query, {"promql_expr_test": [check]})
+    assert not complaint or "got:" in complaint, f"it could not be tried: {complaint}"
+    return not complaint
 
 
 def _complaint(folder: Path, site: Scraped, query: str, checks: dict[str, Any]) -> str:
@@ -200,8 +202,8 @@ def _complaint(folder: Path, site: Scraped, query: str, checks: dict[str, Any]) 
     file, step = folder / "tests.yaml", 10 if site.last > LONG else 1
     order = [group["name"] for group in groups()]
     tests = [{"interval": f"{step}m", "input_series": site.series(asked_for(query), step), **checks}]
-    told = {"rule_files": [str(RULES)], "evaluation_interval": f"{step}m", "group_eval_order": order, "tests": tests}
-    file.write_text(json.dumps(told))
+    content = {"rule_files": [str(RULES)], "evaluation_interval": f"{step}m", "group_eval_order": order, "tests": tests}
+    file.write_text(json.dumps(content))
     try:
         promtool("test", "rules", str(file))
     except subprocess.CalledProcessError as error:

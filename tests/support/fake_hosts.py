@@ -46,8 +46,8 @@ def answer(arguments: list[str], folder: str, alias: str, recording: str) -> int
     def say(**event: object) -> None:
         print(json.dumps(event), flush=True)
 
-    with (root / "asked").open("a") as asked:
-        print(" ".join(words), file=asked)
+    with (root / "asked").open("a") as log:
+        print(" ".join(words), file=log)
     if state["down_until"] > time.time():
         return 1  # nobody is there
     say(event="start", python=list(sys.version_info[:3]))

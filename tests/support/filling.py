@@ -58,20 +58,20 @@ class Walk:
         """Without the states of GPUs, which are for the words alone."""
         return Reckoning(self.reader.read(datetime.now(UTC)), {})
 
-    def told(self, project: str, seen: Reckoning | None = None) -> dict[str, Bootable]:
-        seen = seen or self.look()
-        asker = self.reader.asker(project, seen.resources)
-        return {one.flavor.name: one for one in seen.all_of(asker)}
+    def told(self, project: str, reckoning: Reckoning | None = None) -> dict[str, Bootable]:
+        reckoning = reckoning or self.look()
+        asker = self.reader.asker(project, reckoning.resources)
+        return {bootable.flavor.name: bootable for bootable in reckoning.all_of(asker)}
 
     def ask(self, flavor: Bootable, project: str) -> str:
         """ACTIVE, NoValidHost, or the status of the refusal."""
-        wanted = {
+        body = {
             "name": f"{PREFIX}{project}-{next(self.numbers)}", "flavorRef": flavor.flavor.id,
             "imageRef": self.image, "networks": "none",
         }  # fmt: skip
         api = self.users[project]
         try:
-            server = api.request("POST", "compute", "/servers", {"server": wanted})["server"]["id"]
+            server = api.request("POST", "compute", "/servers", {"server": body})["server"]["id"]
         except CloudError as error:
             return str(error.status)
         end = monotonic() + TIMEOUT
@@ -91,64 +91,64 @@ class Walk:
 
     def try_one(self, project: str) -> None:
         """One flavor by chance: as many start as was said, and not one more."""
-        told = self.told(project)
-        assert told, "the project sees flavors"
-        none = [name for name, one in told.items() if one.now == 0]
-        few = [name for name, one in told.items() if one.now and one.now <= FEW]
-        some = [name for name, one in told.items() if one.now]
+        bootables = self.told(project)
+        assert bootables, "the project sees flavors"
+        none = [name for name, candidate in bootables.items() if candidate.now == 0]
+        few = [name for name, candidate in bootables.items() if candidate.now and candidate.now <= FEW]
+        some = [name for name, candidate in bootables.items() if candidate.now]
         pick = self.rng.choice([names for names in (none, few, some) if names])
         name = self.rng.choice(pick)
-        one = told[name]
-        assert one.now is not None
-        times = one.now if pick is few else 1
-        for number in range(min(times, one.now)):
+        bootable = bootables[name]
+        assert bootable.now is not None
+        times = bootable.now if pick is few else 1
+        for number in range(min(times, bootable.now)):
             self.states += 1
-            answer = self.ask(one, project)
-            assert answer == "ACTIVE", (name, project, number, answer, one)
+            answer = self.ask(bootable, project)
+            assert answer == "ACTIVE", (name, project, number, answer, bootable)
             self.seen["started"] += 1
             after = self.told(project)[name]
-            assert after.now == one.now - number - 1, (name, project, one, after)
-        if times >= one.now:
-            one = self.told(project)[name]
+            assert after.now == bootable.now - number - 1, (name, project, bootable, after)
+        if times >= bootable.now:
+            bootable = self.told(project)[name]
             self.states += 1
-            expected = QUOTA if any(cause.code == "quota" for cause in one.causes) else NO_HOST
-            answer = self.ask(one, project)
-            assert answer == expected, (name, project, answer, one)
+            expected = QUOTA if any(cause.code == "quota" for cause in bootable.causes) else NO_HOST
+            answer = self.ask(bootable, project)
+            assert answer == expected, (name, project, answer, bootable)
             self.seen[expected] += 1
 
     def compare(self, project: str, most: int = 4) -> None:
         """Some flavors by chance: Placement would give them to the very hosts that are said to take them, but for those
         that Nova itself refuses."""
-        seen = self.look()
-        room, told = seen.room, self.told(project, seen)
-        for name in self.rng.sample(sorted(told), min(most, len(told))):
-            one = told[name]
-            able = self.candidates(room, one)
-            where = {self.provider_of(room, host) for host in one.where}
-            assert where <= able, (name, one, able)
+        reckoning = self.look()
+        room, bootables = reckoning.room, self.told(project, reckoning)
+        for name in self.rng.sample(sorted(bootables), min(most, len(bootables))):
+            bootable = bootables[name]
+            able = self.candidates(room, bootable)
+            where = {self.provider_of(room, host) for host in bootable.where}
+            assert where <= able, (name, bootable, able)
             refused = {
-                self.provider_of(room, host) for rest in one.others if rest.code in OF_NOVA for host in rest.hosts
+                self.provider_of(room, host) for rest in bootable.others if rest.code in OF_NOVA for host in rest.hosts
             }
             closed = {host.node.provider for host in room.hosts if not (host.node.up and host.node.enabled)}
-            assert able - where <= refused | closed, (name, one, able)
+            assert able - where <= refused | closed, (name, bootable, able)
             self.seen["compared"] += 1
 
-    def candidates(self, room: CloudResources, one: Bootable) -> set[str]:
-        found = set()
-        for query in request_of(one.flavor, room.aliases).queries():
+    def candidates(self, room: CloudResources, bootable: Bootable) -> set[str]:
+        providers = set()
+        for query in request_of(bootable.flavor, room.aliases).queries():
             answer = self.operator.get("placement", "/allocation_candidates", **query)
             summaries = answer["provider_summaries"]
-            found |= {
+            providers |= {
                 summaries[id]["root_provider_uuid"]
                 for row in answer["allocation_requests"]
                 for id in row["allocations"]
             }
-        return found
+        return providers
 
     @staticmethod
     def provider_of(room: CloudResources, host: str) -> str:
-        (found,) = [one.node.provider for one in room.hosts if one.node.name == host]
-        return found
+        (provider,) = [candidate.node.provider for candidate in room.hosts if candidate.node.name == host]
+        return provider
 
     # What changes.
 
@@ -177,8 +177,8 @@ class Walk:
 
     def reserve(self, gpu: Gpu, number: int) -> bool:
         """Whether that was a change."""
-        found = self.operator.get("placement", "/resource_providers", name=gpu.provider_name)["resource_providers"]
-        path = f"/resource_providers/{found[0]['uuid']}/inventories/{gpu.resource_class}"
+        providers = self.operator.get("placement", "/resource_providers", name=gpu.provider_name)["resource_providers"]
+        path = f"/resource_providers/{providers[0]['uuid']}/inventories/{gpu.resource_class}"
         row = self.operator.get("placement", path)
         if row["reserved"] == number:
             return False
@@ -200,8 +200,8 @@ class Walk:
         """Nova refuses a disabled host at once; its trait in Placement is for what we ask there."""
         end = monotonic() + TIMEOUT
         while monotonic() < end:
-            found = self.operator.get("placement", "/resource_providers", required="COMPUTE_STATUS_DISABLED")
-            if host in {row["name"] for row in found["resource_providers"]}:
+            answer = self.operator.get("placement", "/resource_providers", required="COMPUTE_STATUS_DISABLED")
+            if host in {row["name"] for row in answer["resource_providers"]}:
                 return
             sleep(0.1)
 
@@ -222,7 +222,7 @@ class Walk:
         registered = self.operator.get("identity", "/registered_limits", resource_name=item.resource)
         if not registered["registered_limits"]:
             return
-        one = registered["registered_limits"][0]
+        limit_row = registered["registered_limits"][0]
         step = 8192 if item.resource.endswith("MEMORY_MB") else 2
         to = -1 if self.rng.random() < 0.4 else item.used + step * self.rng.randint(0, 3)
         if rows:
@@ -230,7 +230,7 @@ class Walk:
             self.operator.request("PATCH", "identity", f"/limits/{rows[0]['id']}", body)
         else:
             row = {
-                "project_id": asker.id, "service_id": one["service_id"], "region_id": one["region_id"],
+                "project_id": asker.id, "service_id": limit_row["service_id"], "region_id": limit_row["region_id"],
                 "resource_name": item.resource, "resource_limit": to,
             }  # fmt: skip
             self.operator.request("POST", "identity", "/limits", {"limits": [row]})
@@ -239,10 +239,10 @@ class Walk:
     def fill(self, projects: Iterable[str]) -> None:
         """Flavors without GPUs take what is left for them."""
         project = self.rng.choice(sorted(projects))
-        told = [one for one in self.told(project).values() if not one.gpus and one.now]
-        if told:
-            one = self.rng.choice(told)
-            assert self.ask(one, project) == "ACTIVE"
+        bootables = [candidate for candidate in self.told(project).values() if not candidate.gpus and candidate.now]
+        if bootables:
+            bootable = self.rng.choice(bootables)
+            assert self.ask(bootable, project) == "ACTIVE"
             self.seen["filled"] += 1
 
     def clear(self, keep: Mapping[tuple[str, str], int]) -> None:

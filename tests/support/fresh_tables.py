@@ -36,11 +36,11 @@ def _run_steps(connection: Connection, room: SchemaModule, script: ScriptDirecto
             connection.exec_driver_sql(statement)
     else:
         _by_migration(connection, room, script, target)
-        _made[room.steps, before] = [one for one in _dump(connection) if one not in before]
+        _made[room.steps, before] = [line for line in _dump(connection) if line not in before]
 
 
 def _dump(connection: Connection) -> tuple[str, ...]:
     """What would make all tables, indexes, triggers and rows of a database again."""
     driver = connection.connection.driver_connection
     assert driver is not None
-    return tuple(one for one in driver.iterdump() if one not in ("BEGIN TRANSACTION;", "COMMIT;"))
+    return tuple(line for line in driver.iterdump() if line not in ("BEGIN TRANSACTION;", "COMMIT;"))

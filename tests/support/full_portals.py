@@ -68,7 +68,9 @@ def full_portal(folder: Path, others: OthersShown) -> HealthPortal:
     clock, gpus = Clock(), site_gpus()
     ledger = open_ledger(folder, Rules(must_book=False, most_active=100, hold=HOUR), clock)
     database = ledger.database
-    who = people({one.user_id: User(one, roles={one.project_id: one.roles}) for one in (TURING, ZUSE, LEE, MAX)})
+    who = people(
+        {person.user_id: User(person, roles={person.project_id: person.roles}) for person in (TURING, ZUSE, LEE, MAX)}
+    )
     store, runners, inventory, board = (
         PortalStore(database),
         RunnerStore(database),
@@ -170,21 +172,21 @@ def _status(gpu: Gpu) -> GpuStatus:
 def lives() -> list[Interval]:
     """ZUSE had booked the GPU that TURING has now, and used it; the rest is idle."""
     whose = {"user_id": ZUSE.user_id, "user": ZUSE.user, "project_id": ZUSE.project_id, "project": ZUSE.project}
-    kept = Tenure("for zuse", "b0", "booking", **whose)
+    booked = Tenure("for zuse", "b0", "booking", **whose)
     had = Tenure("", "b0", "booking", "5e2a0000-past", "rechner", flavor="gpu.v100", **whose)
     start, minute = NOON - 3 * DAY, timedelta(minutes=1)
-    steps = [(start, TrackState.FREE, Tenure()), (NOON - 2 * DAY, TrackState.BOOKED, kept)]
+    steps = [(start, TrackState.FREE, Tenure()), (NOON - 2 * DAY, TrackState.BOOKED, booked)]
     steps += [
         (NOON - 2 * DAY + HOUR, TrackState.STARTING, had),
         (NOON - 2 * DAY + HOUR + minute, TrackState.CLAIMED, had),
     ]
     steps += [(NOON - DAY, TrackState.FREE, Tenure())]
-    found = []
+    intervals = []
     for gpu in site_gpus():
         mine = steps if gpu.address == CLAIMED else steps[:1]
         ends = [*(at for at, _, _ in mine[1:]), None]
-        found += [
+        intervals += [
             Interval(gpu.host, gpu.address, gpu.pool, state, at, end, own, True, end is not None)
             for (at, state, own), end in zip(mine, ends, strict=True)
         ]
-    return found
+    return intervals

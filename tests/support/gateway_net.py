@@ -51,8 +51,8 @@ def until(true: Callable[[], bool], what: str, patience: float = PATIENCE_S) -> 
 @contextmanager
 def entered(namespace: str) -> Iterator[None]:
     """For this thread: sockets that are made now are that machine's for good."""
-    with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{namespace}") as there:
-        assert LIBC.setns(there.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+    with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{namespace}") as target:
+        assert LIBC.setns(target.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
         try:
             yield
         finally:
@@ -73,16 +73,16 @@ class Relay:
     def serve(self) -> None:
         with suppress(OSError):
             while True:
-                one, _ = self.listener.accept()
-                threading.Thread(target=self._connected, args=(one,), daemon=True).start()
+                connection, _ = self.listener.accept()
+                threading.Thread(target=self._connected, args=(connection,), daemon=True).start()
 
-    def _connected(self, one: socket.socket) -> None:
+    def _connected(self, connection: socket.socket) -> None:
         number, head = len(self.heads), b""
         self.heads.append(head)
-        with one, suppress(OSError), socket.create_connection(("127.0.0.1", self.to)) as other:
-            back = threading.Thread(target=_pour, args=(other, one), daemon=True)
+        with connection, suppress(OSError), socket.create_connection(("127.0.0.1", self.to)) as other:
+            back = threading.Thread(target=_pour, args=(other, connection), daemon=True)
             back.start()
-            while data := one.recv(65536):
+            while data := connection.recv(65536):
                 self.received += len(data)
                 if b"\r\n\r\n" not in head:
                     head += data
@@ -141,11 +141,11 @@ class Net:
 
     def start(self, name: str, machine: str, *words: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            found = subprocess.Popen(
+            process = subprocess.Popen(
                 self.command(machine, *words), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self.processes[name] = found
-        return found
+        self.processes[name] = process
+        return process
 
     def end(self, name: str) -> None:
         process = self.processes.pop(name, None)
@@ -170,16 +170,16 @@ class Net:
     ) -> socket.socket:
         """A connection from one machine to another."""
         with entered(self.name(machine)):
-            one = socket.socket(socket.AF_INET6 if ":" in (to or source) else socket.AF_INET)
+            connection = socket.socket(socket.AF_INET6 if ":" in (to or source) else socket.AF_INET)
         try:
-            one.settimeout(timeout)
+            connection.settimeout(timeout)
             if machine == "client":
-                one.bind((source, 0))
-            one.connect((to or (GATEWAY6 if ":" in source else GATEWAY), port))
+                connection.bind((source, 0))
+            connection.connect((to or (GATEWAY6 if ":" in source else GATEWAY), port))
         except OSError:
-            one.close()
+            connection.close()
             raise
-        return one
+        return connection
 
     def tls(
         self, name: str, port: int = 443, source: str = CLIENT, timeout: float = 60, **more: object
@@ -277,7 +277,7 @@ def _wire(net: Net) -> None:
     commands = [
         f"link add c0 netns {client} type veth peer name g0 netns {gateway}",
         f"link add g1 netns {gateway} type veth peer name v0 netns {cloud}",
-        *(f"-n {client} address add {one}/24 dev c0" for one in (*CLIENTS, OPERATOR)),
+        *(f"-n {client} address add {address}/24 dev c0" for address in (*CLIENTS, OPERATOR)),
         f"-n {client} address add {CLIENT6}/64 dev c0 nodad",
         f"-n {gateway} address add {GATEWAY}/24 dev g0",
         f"-n {gateway} address add {GATEWAY6}/64 dev g0 nodad",
@@ -311,16 +311,16 @@ def write_tree(folder: Path, files: Mapping[str, str]) -> None:
 def wireguard_up(net: Net, tree: Path, keys: Mapping[str, str]) -> None:
     """Both ends, by the commands of their units. Where the kernel has no WireGuard, wireguard-go is it."""
     for machine in ("gateway", "cloud"):
-        there = tree / machine / "etc/gpuyard/tunnel"
-        (there / "key").touch(mode=0o600)
-        (there / "key").write_text(keys[machine] + "\n")
+        folder = tree / machine / "etc/gpuyard/tunnel"
+        (folder / "key").touch(mode=0o600)
+        (folder / "key").write_text(keys[machine] + "\n")
         unit = (tree / machine / "etc/systemd/system/gpuyard-tunnel.service").read_text()
         lines = ["set -e", "mkdir -p /run/wireguard", "mount -t tmpfs none /run/wireguard"]
         for command in re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE):
-            here = command.replace("/etc/gpuyard/tunnel", str(there)).replace("${CREDENTIALS_DIRECTORY}", str(there))
-            if "type wireguard" in here:
-                here = f"{here} 2>/dev/null || {{ {WIREGUARD_GO}; }}"
-            lines.append(here)
+            line = command.replace("/etc/gpuyard/tunnel", str(folder)).replace("${CREDENTIALS_DIRECTORY}", str(folder))
+            if "type wireguard" in line:
+                line = f"{line} 2>/dev/null || {{ {WIREGUARD_GO}; }}"
+            lines.append(line)
         lines += ["echo up", "exec sleep infinity"]
         name = f"wireguard-{machine}"
         net.start(name, machine, "sh", "-c", "\n".join(lines))

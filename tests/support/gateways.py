@@ -71,8 +71,8 @@ def gateway(document: Mapping[str, Any]) -> SiteGateway:
 
 
 def rendered(document: Mapping[str, Any], webhook: bool = False) -> str:
-    one = gateway(document)
-    return nginx_conf(one, reached(one), webhook)
+    site_gateway = gateway(document)
+    return nginx_conf(site_gateway, reached(site_gateway), webhook)
 
 
 def lets_through(conf: str, door: str) -> Callable[..., bool]:
@@ -91,10 +91,10 @@ def lets_through(conf: str, door: str) -> Callable[..., bool]:
 
 def with_nginx(folder: Path, conf: str) -> Path:
     """The folder of nginx.conf, with a certificate of nobody's, and beside it the one to start nginx in."""
-    there = folder / "conf"
-    (there / "tls").mkdir(parents=True)
+    conf_folder = folder / "conf"
+    (conf_folder / "tls").mkdir(parents=True)
     (folder / "state" / "acme").mkdir(parents=True)
-    (there / "nginx.conf").write_text(conf)
+    (conf_folder / "nginx.conf").write_text(conf)
     command = [
         "openssl",
         "req",
@@ -108,8 +108,8 @@ def with_nginx(folder: Path, conf: str) -> Path:
         "9",
     ]
     command += ["-subj", "/CN=none", "-keyout", "privkey.pem", "-out", "fullchain.pem"]
-    subprocess.run(command, cwd=there / "tls", check=True, capture_output=True)
-    return there
+    subprocess.run(command, cwd=conf_folder / "tls", check=True, capture_output=True)
+    return conf_folder
 
 
 def nginx(folder: Path, *more: str) -> list[str]:

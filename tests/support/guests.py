@@ -43,7 +43,7 @@ def gpu(index: int, state: str = "", **numbers: int) -> str:
         "use": 87, "used": 40 * 2**30, "total": 80 * 2**30, "temperature": 61, "power": 300500, "ecc": 0, "pending": 0,
         "failed": 0, "reasons": 0x1, "recovery": 0,
     }  # fmt: skip
-    return head + (state or " ".join(str(one) for one in (facts | numbers).values()))
+    return head + (state or " ".join(str(value) for value in (facts | numbers).values()))
 
 
 @dataclass
@@ -67,9 +67,9 @@ class Guest:
         (self.folder / "kmsg").touch()
         self.nvml(gpu(0))
         self.on_bus(1)
-        self.http.on("GET", METADATA, lambda asked: ScriptedAnswer(data={"uuid": SERVER, "meta": self.meta}))
-        told = {"token": TOKEN, "period": self.period, "batch": self.batch}
-        self.http.on("POST", "/v1/agents/enrol", ScriptedAnswer(data=told))
+        self.http.on("GET", METADATA, lambda request: ScriptedAnswer(data={"uuid": SERVER, "meta": self.meta}))
+        enrolment = {"token": TOKEN, "period": self.period, "batch": self.batch}
+        self.http.on("POST", "/v1/agents/enrol", ScriptedAnswer(data=enrolment))
         self.http.on("POST", "/v1/agents/samples", ScriptedAnswer(204))
 
     def nvml(self, *gpus: str, driver: str = "580.95.05") -> None:
@@ -80,15 +80,15 @@ class Guest:
     def on_bus(self, count: int, vendor: str = "0x10de", kind: str = "0x030200") -> None:
         devices = self.folder / "sys/bus/pci/devices"
         for number in range(64):
-            one = devices / f"0000:{number + 5:02x}:00.0"
+            device = devices / f"0000:{number + 5:02x}:00.0"
             if number < count:
-                one.mkdir(exist_ok=True)
-                (one / "vendor").write_text(vendor + "\n")
-                (one / "class").write_text(kind + "\n")
-            elif one.exists():
-                for file in one.iterdir():
+                device.mkdir(exist_ok=True)
+                (device / "vendor").write_text(vendor + "\n")
+                (device / "class").write_text(kind + "\n")
+            elif device.exists():
+                for file in device.iterdir():
                     file.unlink()
-                one.rmdir()
+                device.rmdir()
 
     def say(self, *lines: str) -> None:
         """In the kernel's log, as /dev/kmsg has it: ``priority,number,time,flags;text``."""
@@ -115,15 +115,15 @@ class Guest:
         if self.agent is None:
             return ""
         self.agent.send_signal(signal.SIGKILL)
-        said = self.agent.communicate()[1]
+        output = self.agent.communicate()[1]
         self.agent = None
-        return said
+        return output
 
     def asked(self, path: str) -> Sequence[Asked]:
-        return [one for one in self.http.asked if one.path == path]
+        return [request for request in self.http.asked if request.path == path]
 
     def reports(self) -> list[Any]:
-        return [one.json for one in self.asked("/v1/agents/samples")]
+        return [request.json for request in self.asked("/v1/agents/samples")]
 
     def until(self, holds: Callable[[], bool], seconds: float = 30.0) -> None:
         ends = time.monotonic() + seconds
@@ -143,8 +143,8 @@ class Guest:
 def guest(folder: Path, library: Path | str, tls: ssl.SSLContext | None = None, **keywords: Any) -> Iterator[Guest]:
     """One that has one GPU and was not asked for anything."""
     with scripted_http(tls) as http:
-        one = Guest(folder, library, http, **keywords)
+        guest = Guest(folder, library, http, **keywords)
         try:
-            yield one
+            yield guest
         finally:
-            one.stop()
+            guest.stop()

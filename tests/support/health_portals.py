@@ -62,15 +62,15 @@ class HealthPortal(BookingPortal):
 
 def site_gpus() -> tuple[Gpu, ...]:
     """Those of the ledgers of tests: two pairs and two lone V100, two T4."""
-    found = []
+    gpus = []
     for pool, slots in SITE.items():
         model, ids = MODELS[pool]
         for group, (host, addresses) in enumerate(slots):
             for index, address in enumerate(addresses):
                 role = GpuRole.LONE if len(addresses) == 1 else GpuRole.PEER if index else GpuRole.LEADER
                 letter = None if role is GpuRole.LONE else "AB"[group]
-                found.append(Gpu(host, address, pool, model, ids, role, f"CUSTOM_GPU_{pool.upper()}", group, letter))
-    return tuple(found)
+                gpus.append(Gpu(host, address, pool, model, ids, role, f"CUSTOM_GPU_{pool.upper()}", group, letter))
+    return tuple(gpus)
 
 
 def health_portal(
@@ -157,9 +157,9 @@ def says(portal: HealthPortal, use: int, minutes: int, temperature: int = 41) ->
     for minute in range(minutes, -1, -1):
         portal.clock.now = now - minute * MINUTE
         number = int((portal.clock.now - NOON + DAY).total_seconds() * 10)
-        told = {"v": 1, "boot": "0123456789abcdef", "driver": "580.95.05", "seen": 1, "cards": ["GPU-a"],
+        body = {"v": 1, "boot": "0123456789abcdef", "driver": "580.95.05", "seen": 1, "cards": ["GPU-a"],
                 "samples": [[number, [[use, 12, temperature, 50, 0, 0, 0]]]]}  # fmt: skip
-        agents.take(agents.judge(SERVER, report_of(json.dumps(told).encode())))
+        agents.take(agents.judge(SERVER, report_of(json.dumps(body).encode())))
 
 
 def fine(portal: HealthPortal, gpus: Sequence[Gpu] | None = None) -> None:

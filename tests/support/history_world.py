@@ -153,7 +153,7 @@ class SimCloud:
 
     def _confirmed(self, server: SimServer) -> None:
         self._end_deed(server)
-        self.left = {address: one for address, one in self.left.items() if one != f"migration-{server.id}"}
+        self.left = {address: holder for address, holder in self.left.items() if holder != f"migration-{server.id}"}
 
     def _off(self, server: SimServer) -> None:
         if server.uses and server.uses[-1][1] is None:
@@ -205,8 +205,8 @@ class SimCloud:
         """What a look that began at `taken` and saw `tracks` makes of the cloud as it is by now. `unnoticed`: nothing
         says that servers are unnamed."""
         floor = floor_of(extent) if extent else taken
-        there = {server.id for server in self.servers.values() if server.terminated is None and server.on}
-        had = {one.tenure.server for one in store.open() if one.state is TrackState.CLAIMED}
+        alive = {server.id for server in self.servers.values() if server.terminated is None and server.on}
+        had = {interval.tenure.server for interval in store.open() if interval.state is TrackState.CLAIMED}
         new = {track.tenure.server for track in tracks.values() if track.state is TrackState.CLAIMED} - had
         lives = {
             server.id: _life(server)
@@ -215,52 +215,54 @@ class SimCloud:
         }
         begins = {id: extent.first if extent and id in new else floor for id in lives}
         recorded = {id: store.intervals(begin, taken, Which(server=id)) for id, begin in begins.items()}
-        return CloudSeen(taken, tracks, frozenset(there - unnamed), lives, recorded, bookings, not unnamed or unnoticed)
+        return CloudSeen(taken, tracks, frozenset(alive - unnamed), lives, recorded, bookings, not unnamed or unnoticed)
 
     def used(self, first: int, last: int) -> Counter[str]:
         """GPU-seconds of every server in [first, last)."""
-        found: Counter[str] = Counter()
+        seconds: Counter[str] = Counter()
         for server in self.servers.values():
             for start, end in server.uses:
                 low, high = max(start, first), min(last if end is None else end, last)
-                found[server.id] += server.gpus * max(0, high - low)
-        return +found
+                seconds[server.id] += server.gpus * max(0, high - low)
+        return +seconds
 
 
-def _tenure(one: SimServer) -> Tenure:
-    return Tenure("", "", "", one.id, f"name-{one.id}", f"id-{one.user}", one.user, "p", "alpha", f"gpu.{one.gpus}")
+def _tenure(server: SimServer) -> Tenure:
+    return Tenure(
+        "", "", "", server.id, f"name-{server.id}", f"id-{server.user}", server.user, "p", "alpha", f"gpu.{server.gpus}"
+    )
 
 
-def _life(one: SimServer) -> ServerLife:
+def _life(sim: SimServer) -> ServerLife:
     server = Server(
-        one.id, f"name-{one.id}", "ACTIVE", "h", "alpha", one.user, f"gpu.{one.gpus}", at(one.created),
-        None if one.launched is None else at(one.launched), f"id-{one.user}", "p",
+        sim.id, f"name-{sim.id}", "ACTIVE", "h", "alpha", sim.user, f"gpu.{sim.gpus}", at(sim.created),
+        None if sim.launched is None else at(sim.launched), f"id-{sim.user}", "p",
     )  # fmt: skip
     deeds = tuple(
-        Deed(action, at(start), None if end is None else at(end), failed) for action, start, end, failed in one.deeds
+        Deed(action, at(start), None if end is None else at(end), failed) for action, start, end, failed in sim.deeds
     )
-    return ServerLife(server, POOL, one.gpus, deeds, None if one.terminated is None else at(one.terminated))
+    return ServerLife(server, POOL, sim.gpus, deeds, None if sim.terminated is None else at(sim.terminated))
 
 
 def used_by(intervals: list[Interval], first: datetime, last: datetime) -> Counter[str]:
     """GPU-seconds of every server, as history has it."""
-    found: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
     for interval in intervals:
         if interval.state is TrackState.CLAIMED:
-            found[interval.tenure.server] += interval.seconds(first, last)
-    return +found
+            seconds[interval.tenure.server] += interval.seconds(first, last)
+    return +seconds
 
 
 def partition_problems(intervals: list[Interval], first: datetime, last: datetime) -> list[str]:
     """What keeps the intervals of each GPU from being a partition of [first, last)."""
-    found = []
+    problems = []
     by_gpu: dict[tuple[str, str], list[Interval]] = {}
-    for one in intervals:
-        if one.address:
-            by_gpu.setdefault((one.host, one.address), []).append(replace(one, end=one.end or last))
+    for interval in intervals:
+        if interval.address:
+            by_gpu.setdefault((interval.host, interval.address), []).append(replace(interval, end=interval.end or last))
     for gpu, mine in by_gpu.items():
-        mine.sort(key=lambda one: one.start)
-        ends = [first, *(one.end or last for one in mine)]
-        starts = [*(one.start for one in mine), last]
-        found += [f"{gpu}: {a} then {b}" for a, b in zip(ends, starts, strict=True) if a != b]
-    return found
+        mine.sort(key=lambda span: span.start)
+        ends = [first, *(span.end or last for span in mine)]
+        starts = [*(span.start for span in mine), last]
+        problems += [f"{gpu}: {a} then {b}" for a, b in zip(ends, starts, strict=True) if a != b]
+    return problems

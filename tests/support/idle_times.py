@@ -63,7 +63,7 @@ def idle_times(pool: str, lanes: Sequence[Lane], leases: Iterable[Leased], jobs:
         on[lease.lane].append(lease)
     ran = {job.runner: job for job in mine if job.begun is not None}
     begin, end = min(job.queued for job in mine), max(job.ended for job in mine)
-    found: list[IdleTime] = []
+    times: list[IdleTime] = []
     idle: dict[int, int] = {}
     moment = begin
     while moment <= end:
@@ -72,7 +72,7 @@ def idle_times(pool: str, lanes: Sequence[Lane], leases: Iterable[Leased], jobs:
         coming = sum(state == "leased" for state in states.values())
         free = max(0, len(waiting) - coming)
         room = Counter(lane.host for lane in lanes if states[lane.id] == "free")
-        for each in sorted(lanes, key=lambda one: -idle.get(one.id, 0)):
+        for each in sorted(lanes, key=lambda candidate: -idle.get(candidate.id, 0)):
             lane = each.id
             counts = states[lane] == "leased" and bool(waiting)
             if states[lane] == "free" and free and sum(_fits(job, each, room) for job in waiting) > coming:
@@ -80,9 +80,9 @@ def idle_times(pool: str, lanes: Sequence[Lane], leases: Iterable[Leased], jobs:
             if counts:
                 idle[lane] = idle.get(lane, 0) + 1
             elif lane in idle:
-                found.append(IdleTime(lane, moment, float(idle.pop(lane))))
+                times.append(IdleTime(lane, moment, float(idle.pop(lane))))
         moment += SECOND
-    return found + [IdleTime(lane, moment, float(seconds)) for lane, seconds in idle.items()]
+    return times + [IdleTime(lane, moment, float(seconds)) for lane, seconds in idle.items()]
 
 
 def _fits(job: Worked, lane: Lane, room: Mapping[str, int]) -> bool:

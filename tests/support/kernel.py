@@ -248,8 +248,8 @@ class ModelHost:
     def boot(self) -> None:
         """Start anew: options from the boot loader, drivers as the module configuration lets them."""
         menu = self.tree.read(GRUB_CFG) or ""
-        found = re.search(r"^linux /vmlinuz ?(.*)$", menu, re.MULTILINE)
-        self.put("proc/cmdline", found.group(1) if found else self.tree.read("proc/cmdline"))
+        match = re.search(r"^linux /vmlinuz ?(.*)$", menu, re.MULTILINE)
+        self.put("proc/cmdline", match.group(1) if match else self.tree.read("proc/cmdline"))
         for address in self.addresses():
             self._set_driver(address, None)
             self.put(f"{self._path(address)}/driver_override", "(null)")

@@ -44,10 +44,10 @@ def lives(cloud: SimCloud, chance: random.Random) -> None:
 
 def seconds(chance: random.Random) -> list[int]:
     """Of looks: mostly some seconds apart; now and then nobody can look for hours."""
-    found = [0]
-    while found[-1] < END:
-        found.append(found[-1] + (chance.randint(3600, 20_000) if chance.random() < 0.05 else chance.randint(5, 900)))
-    return found
+    times = [0]
+    while times[-1] < END:
+        times.append(times[-1] + (chance.randint(3600, 20_000) if chance.random() < 0.05 else chance.randint(5, 900)))
+    return times
 
 
 def cloud_of(seed: int) -> tuple[SimCloud, random.Random, list[int]]:
@@ -64,8 +64,8 @@ def look(url: str, seed: int) -> None:
             cloud.run(second)
             extent = store.seen()
             if extent is None or extent.until < at(second):
-                seen = cloud.seen(extent, store, at(second), cloud.tracks())
-                plan = plan_look(store.open(), extent, seen)
+                observed = cloud.seen(extent, store, at(second), cloud.tracks())
+                plan = plan_look(store.open(), extent, observed)
                 assert plan is not None
                 store.write(extent.until if extent else None, at(second), plan.settled, plan.ends, plan.adds)
                 sum_up(store, ZONE, one_tariff, 7)

@@ -91,9 +91,9 @@ class Kolla:
 
     def sources(self, role: str) -> list[str]:
         """The files that the role merges for a service, as its task names them."""
-        found = [task["merge_configs"]["sources"] for task in self.tasks(role) if "merge_configs" in task]
-        assert len(found) == 1
-        return [str(source) for source in found[0]]
+        merges = [task["merge_configs"]["sources"] for task in self.tasks(role) if "merge_configs" in task]
+        assert len(merges) == 1
+        return [str(source) for source in merges[0]]
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -78,24 +78,24 @@ def evaluate(
     return {name: _host(json.loads((folder / f"{name}.json").read_text())) for name in deploy.hosts}
 
 
-def _host(found: Mapping[str, Any]) -> KollaHost:
+def _host(facts: Mapping[str, Any]) -> KollaHost:
     listeners: Listeners = {}
 
     def listens(program: str, address: str, port: int | None) -> None:
         if port is not None:
             listeners.setdefault((address, port), set()).add(program)
 
-    listens("mariadb", found["address"], found["mariadb"])
-    for service in found["services"]:
-        listens(service["name"], found["address"], service["listens"])
-        if "haproxy" in found["balancers"]:
+    listens("mariadb", facts["address"], facts["mariadb"])
+    for service in facts["services"]:
+        listens(service["name"], facts["address"], service["listens"])
+        if "haproxy" in facts["balancers"]:
             listens("haproxy", service["front"], service["port"])
-    if "haproxy" in found["balancers"]:
-        for address, port in BIND.findall(found["haproxy"]):
+    if "haproxy" in facts["balancers"]:
+        for address, port in BIND.findall(facts["haproxy"]):
             listens("haproxy", address, int(port))
-    if "proxysql" in found["balancers"]:
-        for socket in ";".join(PROXYSQL.findall(found["proxysql"])).split(";"):
+    if "proxysql" in facts["balancers"]:
+        for socket in ";".join(PROXYSQL.findall(facts["proxysql"])).split(";"):
             address, _, port = socket.rpartition(":")
             if address:  # the other one is a socket of Unix
                 listens("proxysql", address, int(port))
-    return KollaHost(listeners, found["database"], found["bridges"])
+    return KollaHost(listeners, facts["database"], facts["bridges"])

@@ -144,8 +144,8 @@ def with_plays_replaced(
     }
     words = {"ROOT": root, "HOLD": shlex.quote(str(made.hold)), "INTERFACE": interface, "EXTERNAL": external}
     for name, text in plays.items():
-        for word, here in words.items():
-            text = text.replace(f"@{word}@", here)
+        for word, value in words.items():
+            text = text.replace(f"@{word}@", value)
         (folder / f"plays/{name}.yml").write_text(f"---{text}")
     collection = folder / "collections/ansible_collections/openstack/kolla"
     places = {"real": kolla.program, "folder": folder / "plays", "collection": collection}

@@ -87,6 +87,6 @@ def write_event(store: Store, event: Event, pool: str = "t4") -> None:
         change.event(event)
 
 
-def names(found: Sequence[object]) -> list[str]:
+def names(reasons: Sequence[object]) -> list[str]:
     """Codes of reasons, in order."""
-    return [reason.code for reason in found]  # type: ignore[attr-defined]
+    return [reason.code for reason in reasons]  # type: ignore[attr-defined]

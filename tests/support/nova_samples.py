@@ -23,8 +23,8 @@ def sample(name: str) -> Any:
 
 def silent_service_row(host: str) -> dict[str, Any]:
     """A row of GET /os-services."""
-    (one, _) = sample("os-services/v2.69/services-list-get-resp")["services"]
-    return {**one, "host": host}
+    (row, _) = sample("os-services/v2.69/services-list-get-resp")["services"]
+    return {**row, "host": host}
 
 
 def silent_service(host: str) -> HostService:

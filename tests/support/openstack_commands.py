@@ -28,8 +28,8 @@ def take(who: str, name: str, *words: str) -> Any:
     manager = SimpleNamespace(gpu=Client(open_door(who)))
     app = SimpleNamespace(client_manager=manager, stdout=stdout, stderr=io.StringIO())
     command = COMMANDS[name](app, None)
-    found = command.take_action(command.get_parser(f"openstack {name}").parse_args(words))
-    return stdout.getvalue() if found is None else found
+    result = command.take_action(command.get_parser(f"openstack {name}").parse_args(words))
+    return stdout.getvalue() if result is None else result
 
 
 def one(who: str, name: str, *words: str) -> dict[str, Any]:

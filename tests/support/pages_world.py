@@ -58,12 +58,12 @@ def host_look() -> HostReport:
     """What gpu-1 says: one link is not as wide as it should be."""
     mine = [gpu for gpu in site_gpus() if gpu.host == "gpu-1"]
     widths = [4, *(16 for _ in mine[1:])]
-    seen = tuple(
+    reports = tuple(
         GpuReport(gpu.address, ids=gpu.ids, driver="vfio-pci", group=gpu.group, link=LinkReport(8.0, width, 8.0, 16),
                 power="D0")
         for gpu, width in zip(mine, widths, strict=True)
     )  # fmt: skip
-    return HostReport("gpu-1", "boot", 1, "2026-11-23T12:00:00Z", "6.12.9", "AMI 2.4", "8.2.2", seen)
+    return HostReport("gpu-1", "boot", 1, "2026-11-23T12:00:00Z", "6.12.9", "AMI 2.4", "8.2.2", reports)
 
 
 def furnish(portal: HealthPortal) -> None:
@@ -92,7 +92,7 @@ def live(portal: HealthPortal, days: int = PAST) -> None:
 def lives(days: int = PAST) -> list[Interval]:
     """What `live` writes."""
     begin = NOON - days * DAY
-    return [one for number, gpu in enumerate(site_gpus()) for one in _life(gpu, number, begin, days)]
+    return [interval for number, gpu in enumerate(site_gpus()) for interval in _life(gpu, number, begin, days)]
 
 
 def _life(gpu: Gpu, number: int, begin: datetime, days: int) -> Iterator[Interval]:
@@ -114,8 +114,8 @@ def _life(gpu: Gpu, number: int, begin: datetime, days: int) -> Iterator[Interva
         hours = [2 + number % 3, 5, 6 + day % 5]
         yield _interval(gpu, TrackState.FREE, start, start + hours[0] * HOUR)
         if kind == "booking":
-            kept = _of(who, f"b{day}")
-            yield _interval(gpu, TrackState.BOOKED, start + hours[0] * HOUR, start + hours[1] * HOUR, kept)
+            booked = _of(who, f"b{day}")
+            yield _interval(gpu, TrackState.BOOKED, start + hours[0] * HOUR, start + hours[1] * HOUR, booked)
         used = start + hours[1 if kind == "booking" else 0] * HOUR
         yield _interval(gpu, TrackState.STARTING, used, used + MINUTE, own)
         yield _interval(gpu, TrackState.CLAIMED, used + MINUTE, used + hours[2] * HOUR, own)

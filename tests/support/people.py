@@ -43,27 +43,29 @@ class InMemoryPeople:
 
     def log_in(self, user: str, password: str, domain: str) -> str:
         self._call("log_in")
-        for id, one in self.users_by_id.items():
-            known = (one.person.user.lower(), one.domain.lower()) == (user.lower(), domain.lower())
-            if known and one.enabled and one.password == password:
+        for id, candidate in self.users_by_id.items():
+            same_name = (candidate.person.user.lower(), candidate.domain.lower()) == (user.lower(), domain.lower())
+            if same_name and candidate.enabled and candidate.password == password:
                 return id
         raise LoginRefusedError("Keystone does not know this user, or the password is wrong.")
 
     def account(self, user_id: str) -> Account | None:
         self._call("account")
-        one = self.users_by_id.get(user_id)
-        if one is None or not one.enabled:
+        user = self.users_by_id.get(user_id)
+        if user is None or not user.enabled:
             return None
-        found = [Membership(id, PROJECTS[id], roles) for id, roles in one.roles.items()]
-        return Account(user_id, one.person.user, one.person.email, sorted(found, key=lambda one: one.project))
+        memberships = [Membership(id, PROJECTS[id], roles) for id, roles in user.roles.items()]
+        return Account(
+            user_id, user.person.user, user.person.email, sorted(memberships, key=lambda membership: membership.project)
+        )
 
     def token(self, token: str) -> TokenFacts | None:
         self._call("token")
         facts = self.tokens.get(token)
-        one = self.users_by_id.get(facts.user_id) if facts else None
-        if facts is None or one is None or not one.enabled:
+        user = self.users_by_id.get(facts.user_id) if facts else None
+        if facts is None or user is None or not user.enabled:
             return None
-        return facts if facts.membership is None or facts.membership.project_id in one.roles else None
+        return facts if facts.membership is None or facts.membership.project_id in user.roles else None
 
     def spend(self, token: str) -> bool:
         self._call("spend")
@@ -79,7 +81,7 @@ class InMemoryPeople:
 
     def users(self, name_or_id: str) -> Sequence[str]:
         self._call("users")
-        return [id for id, one in self.users_by_id.items() if name_or_id in (id, one.person.user)]
+        return [id for id, user in self.users_by_id.items() if name_or_id in (id, user.person.user)]
 
     def _call(self, what: str) -> None:
         if self.down:
@@ -90,12 +92,14 @@ class InMemoryPeople:
 def people(more: Mapping[str, User] | None = None) -> InMemoryPeople:
     users = {person.user_id: User(person, roles={person.project_id: person.roles}) for person in (ADA, BOB, EVE, ROOT)}
     users[ADA.user_id].roles["p-biology"] = frozenset({"reader"})
-    found = InMemoryPeople(users | dict(more or {}))
-    for id, one in found.users_by_id.items():
-        for project, roles in one.roles.items():
-            token = f"token-{one.person.user}-{PROJECTS[project]}"
-            found.tokens[token] = TokenFacts(id, one.person.user, LATER, Membership(project, PROJECTS[project], roles))
-    return found
+    people = InMemoryPeople(users | dict(more or {}))
+    for id, user in people.users_by_id.items():
+        for project, roles in user.roles.items():
+            token = f"token-{user.person.user}-{PROJECTS[project]}"
+            people.tokens[token] = TokenFacts(
+                id, user.person.user, LATER, Membership(project, PROJECTS[project], roles)
+            )
+    return people
 
 
 def token_of(person: Person) -> dict[str, str]:

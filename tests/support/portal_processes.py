@@ -102,26 +102,26 @@ def portals(
     """So many, that are ready. `folder` has site.yaml; `cloud` is one of the file `clouds`."""
     made = [Portal(folder / "site.yaml", clouds, database, folder / f"portal-{n}.log", cloud) for n in range(number)]
     try:
-        for one in made:
-            one.start()
-        for one in made:
-            until(one.is_ready)
+        for portal in made:
+            portal.start()
+        for portal in made:
+            until(portal.is_ready)
         yield made
     finally:
-        for one in made:
-            one.end()
+        for portal in made:
+            portal.end()
 
 
 def leader_of(portals: Sequence[Portal]) -> Portal:
     """The one that has the turn, as soon as one has it."""
-    found: list[Portal] = []
+    leaders: list[Portal] = []
 
     def somebody() -> bool:
-        found[:] = [portal for portal in portals if portal.process is not None and portal.keeps()]
-        return bool(found)
+        leaders[:] = [portal for portal in portals if portal.process is not None and portal.keeps()]
+        return bool(leaders)
 
     until(somebody)
-    return found[0]
+    return leaders[0]
 
 
 def token_of(keystone: str, user: str, password: str, project: str) -> str:

@@ -70,13 +70,13 @@ def booking_portal(
     folder: Path,
     rules: Rules | dict[str, Rules] | None = None,
     settings: PortalSettings = ROOMY,
-    known: InMemoryPeople | None = None,
+    other_people: InMemoryPeople | None = None,
     capacity: AsksCapacity | None = None,
 ) -> BookingPortal:
     """Its database is in the folder. `capacity`: what could be started is asked there."""
     clock = Clock()
     ledger = open_ledger(folder, rules, clock)
-    who = known or people()
+    who = other_people or people()
     store = PortalStore(ledger.database)
     app = create_app(
         Sources(

@@ -31,8 +31,8 @@ JOB = "gpuyard"
 
 
 def groups() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = YAML(typ="safe").load(RULES.read_text(encoding="utf-8"))["groups"]
-    return found
+    rule_groups: list[dict[str, Any]] = YAML(typ="safe").load(RULES.read_text(encoding="utf-8"))["groups"]
+    return rule_groups
 
 
 def rules() -> list[dict[str, Any]]:
@@ -41,8 +41,8 @@ def rules() -> list[dict[str, Any]]:
 
 
 def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return document
 
 
 def queries() -> list[tuple[str, str]]:
@@ -69,17 +69,17 @@ class Prometheus:
     def ask(self, query: str) -> list[dict[str, Any]]:
         """The series that a query has now. Raises HTTPError for one that is wrong."""
         with urlopen(f"{self.url}/api/v1/query?{urlencode({'query': query})}", timeout=10) as answer:
-            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-            return found
+            series: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+            return series
 
     def has_data(self, query: str) -> bool:
         """Whether there is a series, and a number in it: a quantile of nothing is none."""
-        return any(not math.isnan(float(one["value"][1])) for one in self.ask(query))
+        return any(not math.isnan(float(series["value"][1])) for series in self.ask(query))
 
     def number(self, query: str) -> float:
         """Of the one series that there is; -1: there is none."""
-        found = self.ask(query)
-        return float(found[0]["value"][1]) if found else -1.0
+        series = self.ask(query)
+        return float(series[0]["value"][1]) if series else -1.0
 
 
 @contextmanager

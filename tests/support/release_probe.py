@@ -60,14 +60,16 @@ def main(folder: Path) -> dict[str, Any]:
     wide = cfg.ConfigOpts()
     placement.conf.register_opts(wide)
     wide([], project="placement", default_config_files=[str(folder / "placement.conf")])
-    asked = {}
+    requested = {}
     for name, specs in json.loads((folder / "flavors.json").read_text()).items():
         requests = request.get_pci_requests_from_flavor(objects.Flavor(extra_specs=specs)).requests
-        asked[name] = [(request.count, [spec.get("resource_class") for spec in request.spec]) for request in requests]
+        requested[name] = [
+            (request.count, [spec.get("resource_class") for spec in request.spec]) for request in requests
+        ]
     return {
         "hosts": hosts,
         "unknown_placement": unknown(wide, folder / "placement.conf"),
-        "asked": asked,
+        "asked": requested,
         "wide_trees": "workarounds" in wide and "optimize_for_wide_provider_trees" in wide.workarounds,
         "one_time_use": "one_time_use" in inspect.getsource(devspec),
         "pci_quotas": "from_request_spec" in inspect.getsource(limits),

@@ -125,9 +125,9 @@ class RhelHost(ModelHost):
         self._write(COMMAND_LINE, " ".join(update_args(words, removed, added)))
 
     def _update_defaults(self, removed: Sequence[str], added: Sequence[str]) -> None:
-        found = re.findall(r'^GRUB_CMDLINE_LINUX="(.*)"$', self.text(DEFAULTS), re.MULTILINE)
-        if found and found[-1]:
-            line = f'GRUB_CMDLINE_LINUX="{" ".join(update_args(found[-1].split(), removed, added))}"'
+        matches = re.findall(r'^GRUB_CMDLINE_LINUX="(.*)"$', self.text(DEFAULTS), re.MULTILINE)
+        if matches and matches[-1]:
+            line = f'GRUB_CMDLINE_LINUX="{" ".join(update_args(matches[-1].split(), removed, added))}"'
             text = re.sub(r"^GRUB_CMDLINE_LINUX.*$", lambda _: line, self.text(DEFAULTS), flags=re.MULTILINE)
             self._write(DEFAULTS, text)
 
@@ -191,9 +191,9 @@ def dnf(path: Path, updated: Sequence[str] = (), version: str = "dnf", plugin: b
         answer = (
             "echo No core libraries or services have been updated since boot-up.; echo Reboot should not be necessary."
         )
-    asked = '[ "$*" = "needs-restarting -r" ] || exit 64'
+    guard = '[ "$*" = "needs-restarting -r" ] || exit 64'
     translated = '[ "$LC_ALL" = C.UTF-8 ] && [ -z "$LANGUAGE" ] || { echo Neustart erforderlich; exit 1; }'
-    path.write_text(f"#!/bin/sh\n{asked}\n{translated}\n{answer}\n")
+    path.write_text(f"#!/bin/sh\n{guard}\n{translated}\n{answer}\n")
     path.chmod(0o755)
     return str(path)
 

@@ -25,7 +25,7 @@ NOON = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 def room_of(loaded: LoadedSite, **more: object) -> CloudResources:
     """Everything free."""
     compiled = loaded.compiled
-    found = CloudResources(
+    room = CloudResources(
         taken_at=NOON,
         flavors=tuple(
             NovaFlavor(
@@ -45,7 +45,7 @@ def room_of(loaded: LoadedSite, **more: object) -> CloudResources:
         counting=frozenset(map(count_class, loaded.site.pools)),
         **scheduling(compiled),
     )  # fmt: skip
-    return replace(found, **more)  # type: ignore[arg-type]
+    return replace(room, **more)  # type: ignore[arg-type]
 
 
 def _host(loaded: LoadedSite, name: str) -> HostResources:
@@ -53,7 +53,7 @@ def _host(loaded: LoadedSite, name: str) -> HostResources:
     config = loaded.compiled.provider_config_of(name)
     totals = {**has.total.classes, **config.inventories}
     plain = {"VCPU": has.total.vcpus, "MEMORY_MB": has.total.ram, "DISK_GB": has.total.disk}
-    rooms = {one: HostStock(total) for one, total in {**totals, **plain}.items()}
+    rooms = {resource_class: HostStock(total) for resource_class, total in {**totals, **plain}.items()}
     node = ComputeNode(name, f"id-{name}", name, hypervisor_type="QEMU", rooms=rooms, zone="nova", numa_nodes=2)
     devices = tuple(device_of(gpu) for gpu in loaded.compiled.gpus if gpu.host == name and not gpu.blocked)
     return HostResources(node, frozenset({*config.traits, site_trait(loaded.site.site)}), devices)
@@ -66,7 +66,7 @@ def device_of(gpu: Gpu) -> FreeDevice:
 
 def taken(room: CloudResources, host: str, request: Request, rng: random.Random) -> CloudResources | None:
     """The room once a server is on a host, with devices by chance; None when Placement would not give them."""
-    (old,) = [one for one in room.hosts if one.node.name == host]
+    (old,) = [candidate for candidate in room.hosts if candidate.node.name == host]
     rooms = dict(old.node.rooms or {})
     for name, needs in request.amounts.items():
         has = rooms.get(name)
@@ -75,7 +75,11 @@ def taken(room: CloudResources, host: str, request: Request, rng: random.Random)
         rooms[name] = replace(has, used=has.used + needs)
     left = {device.provider: device for device in old.devices}
     ways = [
-        [one.provider for one in left.values() if one.left.get(need.resource_class) and need.traits <= one.traits]
+        [
+            device.provider
+            for device in left.values()
+            if device.left.get(need.resource_class) and need.traits <= device.traits
+        ]
         for need in request.devices
     ]
     if unmet(ways):

@@ -72,7 +72,7 @@ def runner_portal(
     public: bool = False,
     organizations: Sequence[str] = ("acme",),
     settings: PortalSettings = ROOMY,
-    kept: Callable[[], None] = lambda: None,
+    wake: Callable[[], None] = lambda: None,
     **rules: object,
 ) -> RunnerPortal:
     """Its database is in the folder, or at the URL. `rules`: more of the site's `runners`."""
@@ -80,7 +80,7 @@ def runner_portal(
     ledger = open_ledger(url or folder, None, clock)
     store, runners, overview = PortalStore(ledger.database), RunnerStore(ledger.database), RunnerOverviewCache()
     who = people()
-    sources = RunnerSources(site_runners(folder, public, organizations, **rules), runners, overview, kept)
+    sources = RunnerSources(site_runners(folder, public, organizations, **rules), runners, overview, wake)
     app = create_app(
         Sources(
             inventory=filled(),
@@ -117,8 +117,8 @@ def job_hook(number: int = 1, repository: str = "acme/solver", padding: int = 0)
         f"https://api.github.com/repos/{repository}/{numbers.randbytes(12).hex()}" for _ in range(padding // 70)
     ]
     job = {"id": number, "run_id": 7, "labels": ["gpu"], "status": "queued", "name": "test"}
-    told = {"action": "queued", "workflow_job": job, "repository": {"full_name": repository}, "padding": addresses}
-    return json.dumps(told).encode()
+    payload = {"action": "queued", "workflow_job": job, "repository": {"full_name": repository}, "padding": addresses}
+    return json.dumps(payload).encode()
 
 
 # What a busy site looks like, in the hands of people who try their luck.

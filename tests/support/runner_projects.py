@@ -22,7 +22,7 @@ def runners_cloud(clouds_file: Path, operator: CloudApi, folder: Path) -> Path:
     user = _ensure(operator, "user", USER, domain_id="default", password=PASSWORD)
     member = operator.get("identity", "/roles", name="member")["roles"][0]["id"]
     operator.request("PUT", "identity", f"/projects/{project}/users/{user}/roles/{member}")
-    (lab,) = [one for name, one in document["clouds"].items() if name == operator.name]
+    (lab,) = [cloud for name, cloud in document["clouds"].items() if name == operator.name]
     rest = {key: value for key, value in lab.items() if key != "auth"}
     login = {"auth_url": lab["auth"]["auth_url"]}
     password = {"username": USER, "password": PASSWORD, "user_domain_id": "default", "project_id": project}
@@ -30,8 +30,8 @@ def runners_cloud(clouds_file: Path, operator: CloudApi, folder: Path) -> Path:
     document["clouds"]["runners-user"] = {**rest, "auth": login | password}
     _write(path, document)
     mine = connect("runners-user", path)
-    known = operator.get("identity", f"/users/{user}/application_credentials")["application_credentials"]
-    body = {"name": f"gpuyard-{len(known)}", "secret": PASSWORD, "roles": [{"name": "member"}]}
+    credentials = operator.get("identity", f"/users/{user}/application_credentials")["application_credentials"]
+    body = {"name": f"gpuyard-{len(credentials)}", "secret": PASSWORD, "roles": [{"name": "member"}]}
     made = mine.request("POST", "identity", f"/users/{user}/application_credentials", {"application_credential": body})[
         "application_credential"
     ]
@@ -51,10 +51,10 @@ def by_way_of(clouds: Path, nova: str) -> Path:
 
 
 def _ensure(operator: CloudApi, kind: str, name: str, **values: str) -> str:
-    found = operator.get("identity", f"/{kind}s", name=name)[f"{kind}s"]
-    if not found:
-        found = [operator.request("POST", "identity", f"/{kind}s", {kind: {"name": name, **values}})[kind]]
-    return str(found[0]["id"])
+    rows = operator.get("identity", f"/{kind}s", name=name)[f"{kind}s"]
+    if not rows:
+        rows = [operator.request("POST", "identity", f"/{kind}s", {kind: {"name": name, **values}})[kind]]
+    return str(rows[0]["id"])
 
 
 def _write(path: Path, document: object) -> None:
@@ -78,9 +78,9 @@ def limit(operator: CloudApi, project: str | None, **resources: int) -> Iterator
         for name, value in resources.items()
     ]
     names = {row["resource_name"] for row in rows}
-    for known in operator.get("identity", "/limits")["limits"]:
-        if known["project_id"] == project and known["resource_name"] in names:
-            operator.request("DELETE", "identity", f"/limits/{known['id']}")
+    for existing in operator.get("identity", "/limits")["limits"]:
+        if existing["project_id"] == project and existing["resource_name"] in names:
+            operator.request("DELETE", "identity", f"/limits/{existing['id']}")
     made = operator.request("POST", "identity", "/limits", {"limits": rows})["limits"]
     try:
         yield

@@ -33,18 +33,18 @@ def unfinished(forge: Forge, store: RunnerStore) -> list[ForgeJob]:
 def wronged(forge: Forge, store: RunnerStore) -> list[str]:
     """Jobs that did not run exactly once on a runner of ours, and were neither cancelled, nor taken by somebody else's
     runner, nor given up with a reason; those that broke off without their runner's saying why."""
-    found = []
+    problems = []
     for job in forge.jobs.values():
         ours, tries = (
             our_job(forge, store, job),
             [attempt for attempt in job.tries if attempt.runner.startswith(PREFIX)],
         )
         if len(tries) > 1:
-            found.append(f"job {job.id} ran {len(tries)} times: {job}, {ours}")
+            problems.append(f"job {job.id} ran {len(tries)} times: {job}, {ours}")
         if not job.tries and job.conclusion != "cancelled" and not given_up(ours):
-            found.append(f"job {job.id} never ran, and nobody said why: {job}, {ours}")
-        for one in tries:
-            runner = store.runner(one.runner)
+            problems.append(f"job {job.id} never ran, and nobody said why: {job}, {ours}")
+        for attempt in tries:
+            runner = store.runner(attempt.runner)
             if runner is None or runner.cause is None or not runner.reason:
-                found.append(f"runner {one.runner} of job {job.id} has ended, and nobody said why: {runner}")
-    return found
+                problems.append(f"runner {attempt.runner} of job {job.id} has ended, and nobody said why: {runner}")
+    return problems

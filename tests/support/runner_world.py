@@ -81,12 +81,12 @@ def lease(runner: Runner, end: datetime, lanes: tuple[int, ...] = (), *, yields:
 
 def lanes_of(pool: str, hosts: Sequence[Sequence[int]], first: int = 1) -> list[Lane]:
     """`hosts`: of each the sizes of its lanes."""
-    found: list[Lane] = []
+    lanes: list[Lane] = []
     for number, sizes in enumerate(hosts):
         for place, size in enumerate(sizes):
             addresses = tuple(f"0000:{place:02x}:{function:02x}.0" for function in range(size))
-            found.append(Lane(first + len(found), pool, f"{pool}-{number}", addresses))
-    return found
+            lanes.append(Lane(first + len(lanes), pool, f"{pool}-{number}", addresses))
+    return lanes
 
 
 class RunnerWorld:
@@ -149,16 +149,16 @@ class RunnerWorld:
         live = [
             runner for runner in self.runners.values() if runner.state not in (RunnerState.GONE, RunnerState.FAILED)
         ]
-        named = {one.job for one in live} | {one.for_job for one in live}
+        named = {runner.job for runner in live} | {runner.for_job for runner in live}
         over = (JobState.COMPLETED, JobState.FAILED)
         jobs = [job for job in self.jobs.values() if job.state not in over or job.id in named]
         return RunnerView(self.site, jobs, live, dict(self.leases), self.rooms(), since=self.since, **self.extra)
 
     def plan(self) -> RunnerPlan:
         """Make a plan and do what it says."""
-        found = plan(self.view(), self.now)
-        self.since = found.since
-        for step in found.steps:
+        runner_plan = plan(self.view(), self.now)
+        self.since = runner_plan.since
+        for step in runner_plan.steps:
             match step:
                 case CreateRunner():
                     self._create(step)
@@ -168,7 +168,7 @@ class RunnerWorld:
                     self._change(step)
                 case FailJob():
                     self.jobs[step.job] = replace(self.jobs[step.job], state=JobState.FAILED, reason=step.reason)
-        return found
+        return runner_plan
 
     def _create(self, step: CreateRunner) -> None:
         choice = step.choice
@@ -241,8 +241,8 @@ class RunnerWorld:
         self.runners[name] = become(self.runners[name], RunnerState.GONE, self.now)
 
     def online(self, name: str) -> None:
-        one = replace(self.runners[name], state=RunnerState.CREATING)
-        self.runners[name] = become(one, RunnerState.IDLE, self.now)
+        runner = replace(self.runners[name], state=RunnerState.CREATING)
+        self.runners[name] = become(runner, RunnerState.IDLE, self.now)
 
     def give(self, job: Job, name: str) -> None:
         """GitHub gives a job to a runner."""
@@ -252,28 +252,28 @@ class RunnerWorld:
         self.runners[name] = replace(become(self.runners[name], RunnerState.BUSY, self.now), job=job.id)
 
     def finish(self, name: str) -> None:
-        one = self.runners[name]
-        done = self.jobs[one.job]
-        self.jobs[one.job] = replace(done, state=JobState.COMPLETED, completed=self.now)
+        runner = self.runners[name]
+        done = self.jobs[runner.job]
+        self.jobs[runner.job] = replace(done, state=JobState.COMPLETED, completed=self.now)
         self.delete(name, Cause.FINISHED)
 
     def tick(self, to: datetime, boots: timedelta, deletes: timedelta, pick: Callable[[Sequence[Job]], Job]) -> None:
         """Time passes, and everything that is due by then happens then."""
         self.now = to
-        for name, one in list(self.runners.items()):
+        for name, runner in list(self.runners.items()):
             if (
-                one.state in (RunnerState.REQUESTED, RunnerState.CREATING, RunnerState.REGISTERING)
-                and to >= one.created + boots
+                runner.state in (RunnerState.REQUESTED, RunnerState.CREATING, RunnerState.REGISTERING)
+                and to >= runner.created + boots
             ):
                 self.online(name)
-            elif one.state is RunnerState.BUSY and one.busy is not None and one.until is not None:
-                if to >= min(one.busy + self.lengths[one.job], one.until):
+            elif runner.state is RunnerState.BUSY and runner.busy is not None and runner.until is not None:
+                if to >= min(runner.busy + self.lengths[runner.job], runner.until):
                     self.finish(name)
-            elif one.state is RunnerState.DELETING and to >= one.changed + deletes:
+            elif runner.state is RunnerState.DELETING and to >= runner.changed + deletes:
                 self.gone(name)
-        for name, one in list(self.runners.items()):
-            if one.state is RunnerState.IDLE:
-                able = [j for j in self.jobs.values() if j.state is JobState.QUEUED and serves(one, j)]
+        for name, runner in list(self.runners.items()):
+            if runner.state is RunnerState.IDLE:
+                able = [j for j in self.jobs.values() if j.state is JobState.QUEUED and serves(runner, j)]
                 if able:
                     self.give(pick(able), name)
 

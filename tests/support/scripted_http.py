@@ -58,21 +58,25 @@ class ScriptedHttp:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 parts = urlsplit(self.path)
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                one = Asked(self.command, parts.path, dict(parse_qsl(parts.query)), headers, body)
-                self.tell(server.told(one))
+                request = Asked(self.command, parts.path, dict(parse_qsl(parts.query)), headers, body)
+                self.tell(server.told(request))
 
             do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = answer  # noqa: N815 - the names that the library calls
 
-            def tell(self, told: ScriptedAnswer) -> None:
-                if told.raw:
-                    told.raw(self.connection)
+            def tell(self, answer: ScriptedAnswer) -> None:
+                if answer.raw:
+                    answer.raw(self.connection)
                     self.close_connection = True
                     return
                 body = (
-                    told.body if told.body is not None else b"" if told.data is None else json.dumps(told.data).encode()
+                    answer.body
+                    if answer.body is not None
+                    else b""
+                    if answer.data is None
+                    else json.dumps(answer.data).encode()
                 )
-                self.send_response(told.status)
-                for name, value in ({"content-type": "application/json"} | dict(told.headers)).items():
+                self.send_response(answer.status)
+                for name, value in ({"content-type": "application/json"} | dict(answer.headers)).items():
                     self.send_header(name, value)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
@@ -97,22 +101,22 @@ class ScriptedHttp:
     def url(self) -> str:
         return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
-    def on(self, method: str, path: str, *told: ScriptedAnswer | Script) -> None:
+    def on(self, method: str, path: str, *answers: ScriptedAnswer | Script) -> None:
         """What comes for a path, one after the other; the last stays."""
         with self._lock:
-            self._routes[method, path] = list(told)
+            self._routes[method, path] = list(answers)
 
-    def told(self, one: Asked) -> ScriptedAnswer:
+    def told(self, request: Asked) -> ScriptedAnswer:
         with self._lock:
-            self.asked.append(one)
-            queue = self._routes.get((one.method, one.path))
+            self.asked.append(request)
+            queue = self._routes.get((request.method, request.path))
             if not queue:
                 return ScriptedAnswer(404, {"message": "Not Found"})
             answer = queue.pop(0) if len(queue) > 1 else queue[0]
-        return answer(one) if callable(answer) else answer
+        return answer(request) if callable(answer) else answer
 
     def count(self, method: str, path: str) -> int:
-        return sum(1 for one in self.asked if (one.method, one.path) == (method, path))
+        return sum(1 for request in self.asked if (request.method, request.path) == (method, path))
 
     def close(self) -> None:
         self._server.shutdown()

@@ -43,9 +43,9 @@ class Crowd:
         raise LoginRefusedError("nobody has a password here")
 
     def account(self, user_id: str) -> Account | None:
-        found = [person for person in self.persons if person.user_id == user_id]
-        memberships = [Membership(one.project_id, one.project, one.roles) for one in found]
-        return Account(user_id, found[0].user, found[0].email, memberships) if found else None
+        matches = [person for person in self.persons if person.user_id == user_id]
+        memberships = [Membership(person.project_id, person.project, person.roles) for person in matches]
+        return Account(user_id, matches[0].user, matches[0].email, memberships) if matches else None
 
     def token(self, token: str) -> TokenFacts | None:
         for person in self.persons:
@@ -61,12 +61,12 @@ class Crowd:
         return {}
 
     def projects(self, name_or_id: str) -> Sequence[KeystoneProject]:
-        found = {
+        names_by_id = {
             person.project_id: person.project
             for person in self.persons
             if name_or_id in (person.project_id, person.project)
         }
-        return [KeystoneProject(id, name) for id, name in found.items()]
+        return [KeystoneProject(id, name) for id, name in names_by_id.items()]
 
     def users(self, name_or_id: str) -> Sequence[str]:
         return sorted({person.user_id for person in self.persons if name_or_id in (person.user_id, person.user)})
@@ -84,7 +84,7 @@ def served(
     `capacity`: what could be started is asked there."""
     inventory = InventoryCache()
     inventory.publish(NOON, statuses)
-    known: People = Crowd(people) if isinstance(people, Sequence) else people
+    crowd: People = Crowd(people) if isinstance(people, Sequence) else people
     app = create_app(
         Sources(
             inventory=inventory,
@@ -95,7 +95,7 @@ def served(
             ledger=ledger,
             health=health,
             sessions=PortalStore(ledger.database),
-            people=known,
+            people=crowd,
             bootable=CapacityService(capacity, lambda: datetime.now(UTC), ledger) if capacity else None,
         ),
         ["*"],
@@ -119,13 +119,13 @@ def serving(app: FastAPI, port: int = 0) -> Iterator[str]:
 
 
 def write_clouds(
-    folder: Path, url: str, persons: Sequence[Person], token: Callable[[Person], str] = lambda one: one.user
+    folder: Path, url: str, persons: Sequence[Person], token: Callable[[Person], str] = lambda person: person.user
 ) -> Path:
     """A clouds.yaml with a cloud for each person, whose token is ready, so that no Keystone is asked."""
     lines = ["clouds:"]
-    for one in persons:
-        auth = f"{{endpoint: '{url}', token: {token(one)}}}"
-        lines += [f"  {one.user}:", "    auth_type: admin_token", f"    auth: {auth}"]
+    for person in persons:
+        auth = f"{{endpoint: '{url}', token: {token(person)}}}"
+        lines += [f"  {person.user}:", "    auth_type: admin_token", f"    auth: {auth}"]
     path = folder / "clouds.yaml"
     path.write_text("\n".join(lines) + "\n")
     return path

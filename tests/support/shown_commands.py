@@ -46,8 +46,8 @@ class OnTheLab:
         for shown in typed_on(page):
             if not any(words in shown for words in ELSEWHERE):
                 line, code = shown, 3 if shown in self.refused else 0
-                for word, here in {**SITE, **self.words}.items():
-                    line = line.replace(word, here)
+                for word, value in {**SITE, **self.words}.items():
+                    line = line.replace(word, value)
                 lines += [self.before.get(shown, ":"), f"typed {code} {shlex.quote(in_future(line, today))}"]
         return "\n".join(lines)
 

@@ -141,10 +141,10 @@ class SimulatedNova:
     def run(self, until: int) -> None:
         """All that is due until then, and in that second."""
         while self._due and min(self._due)[0] <= until:
-            one = min(self._due)
-            self._due.remove(one)
-            self.now = one[0]
-            one[2]()
+            due = min(self._due)
+            self._due.remove(due)
+            self.now = due[0]
+            due[2]()
         self.now = until
 
     def something(self) -> None:
@@ -187,28 +187,28 @@ class SimulatedNova:
             server.uses[-1].end = self.now
 
     def _one(self, *statuses: str) -> SimServer | None:
-        found = [
+        servers = [
             server
             for server in self.servers.values()
             if server.terminated is None and server.task is None and server.status in statuses
             and server.host not in self.down and not (server.resized and {server.resized[1]} & self.down)
         ]  # fmt: skip
-        return self.chance.choice(found) if found else None
+        return self.chance.choice(servers) if servers else None
 
     def _place(self, flavor: str) -> tuple[str, list[str]] | None:
         pool, count = FLAVORS[flavor]
         if not count:
             return CPU_HOST, []
-        found = []
+        places = []
         for host, (of, _) in HOSTS.items():
             free = self._free(host)
             if of == pool and host not in self.down and len(free) >= count:
-                found.append((host, self.chance.sample(free, count)))
-        return self.chance.choice(found) if found else None
+                places.append((host, self.chance.sample(free, count)))
+        return self.chance.choice(places) if places else None
 
     def _free(self, host: str) -> list[str]:
         taken = {name for server in self.servers.values() for name in server.gpus} | self.held.keys()
-        return [name for name, there in HOST_OF.items() if there == host and name not in taken]
+        return [name for name, gpu_host in HOST_OF.items() if gpu_host == host and name not in taken]
 
     def _counted_twice(self, host: str, gpus: Sequence[str]) -> list[str]:
         """GPUs that Placement also counts for a server that is moved there: those that Nova has claimed instead."""
@@ -327,7 +327,7 @@ class SimulatedNova:
     def resize(self) -> None:
         server = self._one("ACTIVE", "SHUTOFF")
         if server is not None:
-            self.move("resize", server, self.chance.choice([one for one in FLAVORS if one != server.flavor]))
+            self.move("resize", server, self.chance.choice([flavor for flavor in FLAVORS if flavor != server.flavor]))
 
     def migrate(self) -> None:
         server = self._one("ACTIVE", "SHUTOFF")
@@ -376,7 +376,7 @@ class SimulatedNova:
 
     def _left_something(self, server: SimServer) -> bool:
         """On a host that it was evacuated from, and that is not back."""
-        return any(one is server for left in self.left.values() for one, _ in left)
+        return any(evacuated is server for left in self.left.values() for evacuated, _ in left)
 
     def confirm(self) -> None:
         server = self._one("VERIFY_RESIZE")
@@ -417,11 +417,11 @@ class SimulatedNova:
 
     def _migration(self, server: SimServer, type: str, dest: str, flavor: str) -> Migration:
         self._number += 1
-        found = Migration(
+        migration = Migration(
             f"m{self._number}", server.id, type, server.host or "", dest, (server.flavor, flavor), self.now
         )
-        self.migrations.append(found)
-        return found
+        self.migrations.append(migration)
+        return migration
 
     def _hold(self, server: SimServer, migration: Migration, gpus: list[str]) -> None:
         """What it has becomes the migration's, and it gets others."""
@@ -459,12 +459,12 @@ class SimulatedNova:
         self._after(3, 200, over)
 
     def evacuate(self) -> None:
-        found = self._one("ACTIVE", "SHUTOFF")
-        host = found.host if found else None
-        there = [
+        chosen = self._one("ACTIVE", "SHUTOFF")
+        host = chosen.host if chosen else None
+        residents = [
             server for server in self.servers.values() if server.terminated is None and host and server.host == host
         ]
-        if host in (None, CPU_HOST) or self.down or any(one.task or one.resized for one in there):
+        if host in (None, CPU_HOST) or self.down or any(resident.task or resident.resized for resident in residents):
             return
         if any(
             server.resized and server.resized[1] == host
@@ -478,7 +478,7 @@ class SimulatedNova:
         self.down.add(host)
         self.left[host] = []
         self._after(1500, 6000, lambda: self._back(host))
-        for server in there:
+        for server in residents:
             place = self._place(server.flavor)
             if place is not None and server.status in ("ACTIVE", "SHUTOFF"):
                 self._evacuate(server, host, place)
@@ -527,14 +527,14 @@ class SimulatedNova:
         (action,) = (action for action in server.actions if action.request == parts[3])
         return {"instanceAction": {"events": [_event_row(event) for event in action.events]}}
 
-    def _row(self, one: SimServer) -> dict[str, Any]:
-        pool, count = FLAVORS[one.flavor]
+    def _row(self, server: SimServer) -> dict[str, Any]:
+        pool, count = FLAVORS[server.flavor]
         return {
-            "id": one.id, "name": f"name-{one.id}", "status": one.status, "OS-EXT-STS:task_state": one.task,
-            "OS-EXT-SRV-ATTR:host": one.host, "tenant_id": one.project, "user_id": "ada",
-            "created": _time(one.created), "updated": _time(one.updated),
-            "OS-SRV-USG:launched_at": _time(one.launched), "OS-SRV-USG:terminated_at": _time(one.terminated),
-            "flavor": {"original_name": one.flavor, "vcpus": 1, "ram": 1, "disk": 1, "ephemeral": 0, "swap": 0,
+            "id": server.id, "name": f"name-{server.id}", "status": server.status, "OS-EXT-STS:task_state": server.task,
+            "OS-EXT-SRV-ATTR:host": server.host, "tenant_id": server.project, "user_id": "ada",
+            "created": _time(server.created), "updated": _time(server.updated),
+            "OS-SRV-USG:launched_at": _time(server.launched), "OS-SRV-USG:terminated_at": _time(server.terminated),
+            "flavor": {"original_name": server.flavor, "vcpus": 1, "ram": 1, "disk": 1, "ephemeral": 0, "swap": 0,
                        "extra_specs": {"pci_passthrough:alias": f"{pool}:{count}"} if count else {}},
         }  # fmt: skip
 
@@ -573,22 +573,22 @@ def _time(second: int | None) -> str | None:
     return None if second is None else f"{at(second):%Y-%m-%dT%H:%M:%S}"
 
 
-def _action_row(one: Action) -> Mapping[str, Any]:
+def _action_row(action: Action) -> Mapping[str, Any]:
     return {
-        "action": one.name, "request_id": one.request, "start_time": _time(one.started),
-        "updated_at": _time(one.updated), "message": "Error" if one.failed else None,
+        "action": action.name, "request_id": action.request, "start_time": _time(action.started),
+        "updated_at": _time(action.updated), "message": "Error" if action.failed else None,
     }  # fmt: skip
 
 
-def _event_row(one: Event) -> Mapping[str, Any]:
-    return {"event": one.name, "finish_time": _time(one.finished), "result": one.result}
+def _event_row(event: Event) -> Mapping[str, Any]:
+    return {"event": event.name, "finish_time": _time(event.finished), "result": event.result}
 
 
-def _migration_row(one: Migration) -> dict[str, Any]:
-    old, new = ([*FLAVORS].index(name) for name in one.flavors)
+def _migration_row(record: Migration) -> dict[str, Any]:
+    old, new = ([*FLAVORS].index(name) for name in record.flavors)
     return {
-        "uuid": one.id, "instance_uuid": one.server, "status": one.status, "migration_type": one.type,
-        "source_compute": one.source, "dest_compute": one.dest, "created_at": _time(one.created),
+        "uuid": record.id, "instance_uuid": record.server, "status": record.status, "migration_type": record.type,
+        "source_compute": record.source, "dest_compute": record.dest, "created_at": _time(record.created),
         "old_instance_type_id": old, "new_instance_type_id": new,
     }  # fmt: skip
 
@@ -600,7 +600,7 @@ def truth_problems(nova: SimulatedNova, counted: Iterable[tuple[str, int, int]],
     by_server: dict[str, list[tuple[int, int]]] = {}
     for id, start, end in counted:
         by_server.setdefault(id, []).append((start, end))
-    found, missing = [], 0
+    problems, missing = [], 0
     for server in nova.servers.values():
         mine, expected = by_server.pop(server.id, []), 0
         for number, use in enumerate(server.uses):
@@ -612,7 +612,7 @@ def truth_problems(nova: SimulatedNova, counted: Iterable[tuple[str, int, int]],
                 expected += had
                 missing += amount - had
             else:
-                found.append(f"{server.id} [{use.start}, {end}) {use.gpus} GPUs: {had}, and it was {amount}")
-        if not found and sum(b - a for a, b in mine) != expected:
-            found.append(f"{server.id}: more than it used")
-    return [*found, *by_server], missing
+                problems.append(f"{server.id} [{use.start}, {end}) {use.gpus} GPUs: {had}, and it was {amount}")
+        if not problems and sum(b - a for a, b in mine) != expected:
+            problems.append(f"{server.id}: more than it used")
+    return [*problems, *by_server], missing

@@ -191,14 +191,14 @@ class SimNova:
     def delete(self, server_id: str) -> None:
         self._refuse()
         if server_id in self.servers and self.servers[server_id].tagged and not self.is_silent:
-            one = self.servers[server_id]
-            one.deleted = one.deleted or self.clock()
+            server = self.servers[server_id]
+            server.deleted = server.deleted or self.clock()
         self._lose()
 
-    def _seen(self, one: SimServer) -> SeenServer:
-        task = "deleting" if one.deleted else ""
-        fault = one.fault if one.status == "ERROR" else ""
-        return SeenServer(one.id, one.wish.name, one.status, task, one.made, fault, one.tagged)
+    def _seen(self, server: SimServer) -> SeenServer:
+        task = "deleting" if server.deleted else ""
+        fault = server.fault if server.status == "ERROR" else ""
+        return SeenServer(server.id, server.wish.name, server.status, task, server.made, fault, server.tagged)
 
     def _refuse(self) -> None:
         self.calls += 1
@@ -211,12 +211,12 @@ class SimNova:
 
     def tick(self) -> None:
         now = self.clock()
-        for one in [*self.servers.values()]:
-            if one.deleted and now - one.deleted >= timedelta(seconds=self.mishaps.delete):
-                del self.servers[one.id]
-            elif one.status == "BUILD" and now - one.made >= timedelta(seconds=one.boot):
-                one.status = "ERROR" if one.fault else "ACTIVE"
-                one.active = now
+        for server in [*self.servers.values()]:
+            if server.deleted and now - server.deleted >= timedelta(seconds=self.mishaps.delete):
+                del self.servers[server.id]
+            elif server.status == "BUILD" and now - server.made >= timedelta(seconds=server.boot):
+                server.status = "ERROR" if server.fault else "ACTIVE"
+                server.active = now
 
 
 class Guests:
@@ -228,77 +228,77 @@ class Guests:
         """Jobs of which a step has run."""
 
     def tick(self) -> None:
-        for one in [*self.nova.servers.values()]:
-            if one.status == "ACTIVE" and one.lives and not one.deleted:
-                self._live(one)
+        for server in [*self.nova.servers.values()]:
+            if server.status == "ACTIVE" and server.lives and not server.deleted:
+                self._live(server)
 
-    def _live(self, one: SimServer) -> None:
+    def _live(self, server: SimServer) -> None:
         now = self.clock()
-        if one.active is None or now - one.active < timedelta(seconds=self.nova.mishaps.start):
+        if server.active is None or now - server.active < timedelta(seconds=self.nova.mishaps.start):
             return
-        if not one.session:
-            self._connect(one)
-        elif one.job is None:
-            status, job = self._ask(one, "GET", "/message")
+        if not server.session:
+            self._connect(server)
+        elif server.job is None:
+            status, job = self._ask(server, "GET", "/message")
             if status == 200:
-                status, _ = self._ask(one, "POST", f"/jobs/{job['jobId']}/start")
+                status, _ = self._ask(server, "POST", f"/jobs/{job['jobId']}/start")
                 if status == 204:
-                    one.job, one.until = job, now + timedelta(seconds=job["seconds"])
-                    self._say(one, "job started")
-                    if refused(orders(one.wish.user_data).rules, job):
-                        one.job, one.until = {**job, "result": "failure"}, now
+                    server.job, server.until = job, now + timedelta(seconds=job["seconds"])
+                    self._say(server, "job started")
+                    if refused(orders(server.wish.user_data).rules, job):
+                        server.job, server.until = {**job, "result": "failure"}, now
                     else:
                         self.ran.append(job["jobId"])
             elif status == 401:
-                self._off(one)
+                self._off(server)
         else:
-            self._work(one, now)
+            self._work(server, now)
 
-    def _connect(self, one: SimServer) -> None:
-        if one.bad:
-            self._say(one, "gpu failed no GPU answers")
-            self._off(one)
+    def _connect(self, server: SimServer) -> None:
+        if server.bad:
+            self._say(server, "gpu failed no GPU answers")
+            self._off(server)
             return
-        self._say(one, "gpu ok one of a kind")
-        document = YAML(typ="safe", pure=True).load(one.wish.user_data)
+        self._say(server, "gpu ok one of a kind")
+        document = YAML(typ="safe", pure=True).load(server.wish.user_data)
         secret = next(file["content"] for file in document["write_files"] if file["path"].endswith("jitconfig"))
         _, name, token = read_config(secret.strip())
-        assert name == one.wish.name
-        one.token = token
-        status, answer = self._ask(one, "POST", "/sessions")
+        assert name == server.wish.name
+        server.token = token
+        status, answer = self._ask(server, "POST", "/sessions")
         if status == 201:
-            one.session = answer["session"]
-            self._say(one, "online")
+            server.session = answer["session"]
+            self._say(server, "online")
         elif status < 500:
-            self._say(one, "failed GitHub does not know it")
-            self._off(one)
+            self._say(server, "failed GitHub does not know it")
+            self._off(server)
 
-    def _work(self, one: SimServer, now: datetime) -> None:
-        assert one.job is not None
-        assert one.until is not None
-        id = one.job["jobId"]
-        status, answer = self._ask(one, "POST", f"/jobs/{id}/renew")
+    def _work(self, server: SimServer, now: datetime) -> None:
+        assert server.job is not None
+        assert server.until is not None
+        id = server.job["jobId"]
+        status, answer = self._ask(server, "POST", f"/jobs/{id}/renew")
         cancelled = status == 200 and answer["cancelled"]
         if status in (401, 404):
-            self._off(one)
-        elif cancelled or now >= one.until:
-            result = {"success": "Succeeded", "failure": "Failed"}[one.job["result"]]
-            status, _ = self._ask(one, "POST", f"/jobs/{id}/finish", {"result": "Canceled" if cancelled else result})
+            self._off(server)
+        elif cancelled or now >= server.until:
+            result = {"success": "Succeeded", "failure": "Failed"}[server.job["result"]]
+            status, _ = self._ask(server, "POST", f"/jobs/{id}/finish", {"result": "Canceled" if cancelled else result})
             if status < 500:
-                self._say(one, "job finished Succeeded")
-                self._say(one, "log begins")
-                one.console += f"| did {id}\n"
-                self._say(one, "log ends")
-                self._off(one)
+                self._say(server, "job finished Succeeded")
+                self._say(server, "log begins")
+                server.console += f"| did {id}\n"
+                self._say(server, "log ends")
+                self._off(server)
 
-    def _off(self, one: SimServer) -> None:
-        one.status = "SHUTOFF"
+    def _off(self, server: SimServer) -> None:
+        server.status = "SHUTOFF"
 
-    def _say(self, one: SimServer, text: str) -> None:
-        one.console += f"gpuyard-runner: {text}\n"
+    def _say(self, server: SimServer, text: str) -> None:
+        server.console += f"gpuyard-runner: {text}\n"
 
-    def _ask(self, one: SimServer, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        headers = {"authorization": f"Bearer {one.session or one.token}"}
+    def _ask(self, server: SimServer, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        headers = {"authorization": f"Bearer {server.session or server.token}"}
         data = json.dumps(body or {}).encode() if method == "POST" else b""
         answer = self.standin.handle(ForgeRequest(method, f"/_services/runner{path}", {}, headers, data))
         if answer.cut:
@@ -390,7 +390,7 @@ class SimulatedRunners:
         self.ledger = open_ledger(self.compiled, self.url, self.clock)
         self.store = RunnerStore(self.ledger.database)
         clients = {enrolment.name: self._client(enrolment) for enrolment in self._site.enrolments}
-        sets = {name: ScaleSetClient(one) for name, one in clients.items()}
+        sets = {name: ScaleSetClient(client) for name, client in clients.items()}
         guarded = GuardedServers(KillableServers(self.nova, self._between), self.clock.steady, self.clock.sleep)
         letters = "".join
         site = RunnerSite(
@@ -482,11 +482,11 @@ class SimulatedRunners:
 
     def _deliver(self) -> None:
         """Webhooks to the store, as the portal does."""
-        for hook, one in self.github.hooks.take_due():
+        for hook, sending in self.github.hooks.take_due():
             scope = hook.url
             with suppress(Killed):
-                self.store.keep_delivery(HookDelivery(one.guid, scope, one.event, self.clock(), one.body))
-                self.github.hooks.answered(one, 202)
+                self.store.keep_delivery(HookDelivery(sending.guid, scope, sending.event, self.clock(), sending.body))
+                self.github.hooks.answered(sending, 202)
 
     def until(self, true: Callable[[], bool], hours: float = 6.0, seconds: float = 5.0) -> None:
         end = self.clock() + timedelta(hours=hours)
@@ -512,7 +512,7 @@ class SimulatedRunners:
         return [
             *(f"server {server.id} {server.wish.name} {server.status}" for server in self.nova.servers.values()),
             *(f"registration {runner.name}" for runner in forge.runners.values() if runner.name.startswith("gpuyard-")),
-            *(f"lease {one.id} of {one.server}" for one in self.ledger.leases.current()),
+            *(f"lease {lease.id} of {lease.server}" for lease in self.ledger.leases.current()),
             *(f"runner {runner.name} {runner.state.value}" for runner in self.store.runners()),
             *(f"job {job.id} {job.state.value} {job.reason}" for job in self.store.jobs()),
         ]

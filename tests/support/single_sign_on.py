@@ -93,9 +93,9 @@ def node_modules() -> Path:
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = home / "package-lock.json"
-        wanted = (PROVIDER / "package-lock.json").read_text()
-        if not (home / "complete").exists() or known.read_text() != wanted:
+        installed_lock = home / "package-lock.json"
+        package_lock = (PROVIDER / "package-lock.json").read_text()
+        if not (home / "complete").exists() or installed_lock.read_text() != package_lock:
             (home / "complete").unlink(missing_ok=True)
             for name in ("package.json", "package-lock.json"):
                 shutil.copy(PROVIDER / name, home)
@@ -107,12 +107,12 @@ def node_modules() -> Path:
 @contextmanager
 def running(folder: Path, name: str, command: Sequence[str], ready: Callable[[], bool], **more: Any) -> Iterator[None]:
     """A program, from when it is ready; its log is in the folder."""
-    said = more.pop("stdin_text", "")
+    stdin_text = more.pop("stdin_text", "")
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, **more)
         try:
             assert process.stdin is not None
-            process.stdin.write(said.encode())
+            process.stdin.write(stdin_text.encode())
             process.stdin.close()
             deadline = time.monotonic() + PATIENCE_S
             while not ready():
@@ -145,8 +145,8 @@ def provider(folder: Path, at: Addresses, people: Mapping[str, Mapping[str, Any]
     shutil.copy(PROVIDER / "provider.mjs", program)
     local = f"http://127.0.0.1:{at.base}"
     command = ["node", str(program)]
-    found = partial(answers, f"{local}/.well-known/openid-configuration")
-    with running(folder, "provider", command, found, stdin_text=json.dumps(settings)):
+    is_ready = partial(answers, f"{local}/.well-known/openid-configuration")
+    with running(folder, "provider", command, is_ready, stdin_text=json.dumps(settings)):
         yield client
 
 
@@ -156,11 +156,11 @@ def metadata(folder: Path, at: Addresses, client: Mapping[str, str]) -> None:
     request = Request(f"http://127.0.0.1:{at.base}/.well-known/openid-configuration")
     request.add_header("Host", at.provider.removeprefix("http://"))
     with urlopen(request, timeout=10) as answer:
-        found = json.load(answer)
+        provider_metadata = json.load(answer)
     for name in ("token_endpoint", "jwks_uri", "userinfo_endpoint"):  # Apache itself asks there, and knows no RESOLVER
-        found[name] = found[name].replace(at.provider, f"http://127.0.0.1:{at.base}")
+        provider_metadata[name] = provider_metadata[name].replace(at.provider, f"http://127.0.0.1:{at.base}")
     name = quote(at.provider.removeprefix("http://"), safe="")
-    for kind, value in (("provider", found), ("client", client), ("conf", {})):
+    for kind, value in (("provider", provider_metadata), ("client", client), ("conf", {})):
         (folder / f"{name}.{kind}").write_text(json.dumps(value))
 
 
@@ -168,7 +168,7 @@ def kolla_files(kolla: Kolla, at: Addresses, folder: Path) -> tuple[str, str]:
     """Kolla's httpd-keystone.conf, and what its keystone.conf has for federation, by the page's settings."""
     roles = kolla.ansible / "roles/keystone"
     (folder / "globals.yml").write_text(at.here(blocks("yaml")[0]))
-    here = {
+    variables = {
         **KOLLA_USER,
         "kolla_base_distro": "debian",
         "api_interface_address": "127.0.0.1",
@@ -180,7 +180,7 @@ def kolla_files(kolla: Kolla, at: Addresses, folder: Path) -> tuple[str, str]:
         "keystone_federation_openid_crypto_password": secrets.token_hex(16),
         "keystone_container_federation_oidc_metadata_folder": str(folder / "metadata"),
     }
-    (folder / "here.yml").write_text(json.dumps(here))  # which is YAML, too
+    (folder / "here.yml").write_text(json.dumps(variables))  # which is YAML, too
     files = sorted((kolla.ansible / "group_vars/all").glob("*.yml"))
     files += [roles / "defaults/main.yml", folder / "globals.yml", folder / "here.yml"]
     template = (roles / "templates/keystone.conf.j2").read_text()
@@ -223,10 +223,10 @@ def clouds_file(lab: Lab, folder: Path, at: Addresses) -> Path:
     clouds = yaml.load(lab.clouds_file.read_text())
     for cloud in clouds["clouds"].values():
         cloud["identity_endpoint_override"] = f"http://127.0.0.1:{at.base + 4}/v3"
-    found = folder / "clouds.yaml"
-    found.touch(mode=0o600)
-    found.write_text(json.dumps(clouds))
-    return found
+    path = folder / "clouds.yaml"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(clouds))
+    return path
 
 
 @contextmanager

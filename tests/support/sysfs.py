@@ -58,8 +58,8 @@ class Sysfs:
         self.put(f"sys/{path}/size", "2097152000")
         self.put(f"sys/dev/block/{number}", {LINK: f"../../{path}"})
         self.put(f"sys/class/block/{name}", {LINK: f"../../{path}"})
-        known = self.nodes.get("proc", {}).get("self", {}).get("mountinfo", "")
-        self.put("proc/self/mountinfo", f"{known}22 1 {number} / {mount} rw - ext4 /dev/{name} rw\n")
+        mounts = self.nodes.get("proc", {}).get("self", {}).get("mountinfo", "")
+        self.put("proc/self/mountinfo", f"{mounts}22 1 {number} / {mount} rw - ext4 /dev/{name} rw\n")
         return self
 
     def uplink(self, name: str, address: str) -> Sysfs:

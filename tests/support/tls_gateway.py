@@ -17,17 +17,17 @@ def tls_gateway(context: ssl.SSLContext, to: int) -> Iterator[int]:
         back, on = await asyncio.open_connection("127.0.0.1", to)
         await asyncio.gather(_pass(reader, on), _pass(back, writer))
 
-    async def stand(ready: list[int], there: threading.Event) -> None:
+    async def stand(ready: list[int], started: threading.Event) -> None:
         server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
         ready.append(server.sockets[0].getsockname()[1])
-        there.set()
+        started.set()
         await asyncio.to_thread(over.wait)
         server.close()
 
-    over, there, port = threading.Event(), threading.Event(), list[int]()
-    thread = threading.Thread(target=lambda: asyncio.run(stand(port, there)))
+    over, listening, port = threading.Event(), threading.Event(), list[int]()
+    thread = threading.Thread(target=lambda: asyncio.run(stand(port, listening)))
     thread.start()
-    there.wait()
+    listening.wait()
     try:
         yield port[0]
     finally:

@@ -24,14 +24,17 @@ def world_of(loaded: LoadedSite) -> World:
     hosts = {name: host_of(loaded, name) for name in loaded.site.hosts}
     reported: dict[str, frozenset[str]] = {}
     for config in compiled.provider_configs:
-        for name in (*(one for one, total in config.inventories.items() if total), *config.traits):
+        for name in (
+            *(resource_class for resource_class, total in config.inventories.items() if total),
+            *config.traits,
+        ):
             reported[name] = reported.get(name, frozenset()) | {config.host}
     return World(
         objects=SeenObjects(
             flavors=tuple(SeenFlavor(flavor_id(flavor.name), flavor) for flavor in compiled.flavors),
-            limits=tuple(SeenLimit(f"limit-{n}", one) for n, one in enumerate(compiled.limits)),
+            limits=tuple(SeenLimit(f"limit-{n}", limit) for n, limit in enumerate(compiled.limits)),
             projects={name: f"id-{name}" for name in ("demo", "other")},
-            aggregates=tuple(SeenAggregate(str(n), one) for n, one in enumerate(compiled.aggregates)),
+            aggregates=tuple(SeenAggregate(str(n), aggregate) for n, aggregate in enumerate(compiled.aggregates)),
             images=tuple(SeenImage(image.name, image) for image in compiled.images),
             hosts=frozenset(hosts),
             reported=reported,
@@ -61,7 +64,7 @@ def host_of(loaded: LoadedSite, name: str) -> HostSeen:
         ),
         "MEMORY_MB": Stock(facts.memory_mib, memory, value("ram_allocation_ratio", 1.0)),
         "DISK_GB": Stock(facts.disk_gib, -(-int(value("reserved_host_disk_mb", 0)) // 1024), 1.0),
-        **{one: Stock(total) for one, total in config.inventories.items() if total},
+        **{resource_class: Stock(total) for resource_class, total in config.inventories.items() if total},
     }
     trait = site_trait(loaded.site.site) in config.traits
     return HostSeen(name, f"id-{name}", HostService(name, True, True), stock, {}, trait)
@@ -98,7 +101,7 @@ def with_server(
     world: World, loaded: LoadedSite, identity: str, flavor: str, host: str, devices: Iterable[str] = (), **change: Any
 ) -> World:
     """The cloud with a server of one of the site's flavors that has all that it should, and these devices."""
-    made = next(one for one in loaded.compiled.flavors if one.name == flavor)
+    made = next(candidate for candidate in loaded.compiled.flavors if candidate.name == flavor)
     server = ServerSeen(identity, identity, "ACTIVE", None, host, "id-demo", flavor, made.extra_specs)
     amounts = {"VCPU": made.vcpus, "MEMORY_MB": made.ram, "DISK_GB": made.disk}
     amounts |= {

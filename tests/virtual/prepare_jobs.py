@@ -52,25 +52,25 @@ def gpuyard(*words: str) -> dict[str, object]:
 
 def drivers() -> dict[str, list[str]]:
     """Address -> driver and override of every function that is no bridge."""
-    found = {}
+    drivers_by_address = {}
     for device in sorted(DEVICES.iterdir()):
         if not (device / "class").read_text().startswith("0x0604"):
             link = device / "driver"
             override = (device / "driver_override").read_text().strip()
-            found[device.name] = [link.resolve().name if link.exists() else "", override]
-    return found
+            drivers_by_address[device.name] = [link.resolve().name if link.exists() else "", override]
+    return drivers_by_address
 
 
 def files() -> dict[str, str]:
     """Path -> mode and content of every file in the folders where we could leave one."""
-    found = {f"names in {folder}": " ".join(sorted(os.listdir(f"/{folder}"))) for folder in ABOVE}
+    entries = {f"names in {folder}": " ".join(sorted(os.listdir(f"/{folder}"))) for folder in ABOVE}
     for folder in WATCHED:
         for path in sorted(Path("/", folder).rglob("*")):
             if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 20:
-                found[str(path)] = f"{path.stat().st_mode:o} {hash(path.read_bytes())}"
+                entries[str(path)] = f"{path.stat().st_mode:o} {hash(path.read_bytes())}"
             elif path.is_dir():
-                found[str(path)] = f"{path.stat().st_mode:o}"
-    return found
+                entries[str(path)] = f"{path.stat().st_mode:o}"
+    return entries
 
 
 def problems(result: dict[str, object]) -> list[object]:
@@ -171,7 +171,7 @@ def crashes() -> Answers:
 
 def live() -> Answers:
     """Seconds that changing the drivers of all GPUs takes, and what the script of the boot takes for the same."""
-    unbind([address for address, found in drivers().items() if found[0] == "vfio-pci"])
+    unbind([address for address, binding in drivers().items() if binding[0] == "vfio-pci"])
     host = LocalHost()
     host.write_attribute(
         f"{BUS}/devices/{min(d.name for d in DEVICES.iterdir())}/driver_override", ""
@@ -183,7 +183,7 @@ def live() -> Answers:
     preparation.apply(plan, Wishes(), datetime.now(UTC), lambda number, step: marks.append(time.monotonic()))
     ended = time.monotonic()
     groups = [number for number, step in enumerate(plan.steps) if step.kind == "group"]
-    moved = [address for address, found in drivers().items() if found[0] == "vfio-pci"]
+    moved = [address for address, binding in drivers().items() if binding[0] == "vfio-pci"]
     unbind(moved)
     script = time.monotonic()
     subprocess.run(["/usr/local/lib/gpuyard/passthrough", "bind"], check=True)

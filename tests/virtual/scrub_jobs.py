@@ -57,12 +57,12 @@ def remembered(vm: Guest, index: int = 0) -> str:
 def seen(address: str) -> list[str]:
     """What the next one finds in the memory of a group's GPUs, who opens it as the kernel hands it over."""
     group, members = group_of(FileTree(), address)
-    found = []
+    words = []
     with vfio.opened(group, [member for member in members if member != CARD[1]]) as held:
         for member, device in held.functions.items():
             VfioFunction(member, device).answer_to_memory()
-            found.append(hex(struct.unpack("<I", vfio.read_region(device, 0, MEMORY, 4))[0]))
-    return found
+            words.append(hex(struct.unpack("<I", vfio.read_region(device, 0, MEMORY, 4))[0]))
+    return words
 
 
 def scrubbed(address: str, seconds: float = 60) -> dict[str, object]:

@@ -80,23 +80,23 @@ class Harness:
 
     def killed(self, when: str, then: Path | None = None) -> str:
         """A run that is killed once it has printed `when`, and `then` is there. What it printed."""
-        said = self.folder / "said"
+        log_path = self.folder / "said"
         with (
-            said.open("wb") as output,
+            log_path.open("wb") as output,
             subprocess.Popen(
                 self.words("run", "--yes"), stdout=output, stderr=output, env=self.played.environment
             ) as process,
         ):
             try:
                 end = time.monotonic() + PATIENCE
-                while when not in said.read_text() or (then is not None and not then.exists()):
-                    assert process.poll() is None, said.read_text()
-                    assert time.monotonic() < end, said.read_text()
+                while when not in log_path.read_text() or (then is not None and not then.exists()):
+                    assert process.poll() is None, log_path.read_text()
+                    assert time.monotonic() < end, log_path.read_text()
                     time.sleep(0.2)
             finally:
                 process.kill()
-        print(said.read_text())
-        return said.read_text()
+        print(log_path.read_text())
+        return log_path.read_text()
 
     def ssh(self, host: str, command: str) -> str:
         words = ["ssh", "-F", str(self.configuration), "-o", "ConnectTimeout=10", host, command]
@@ -144,7 +144,7 @@ def inventory(tmp_path: Path) -> Iterator[Harness]:
         inventory = Harness(tmp_path, machines, configuration, PlayedKolla(tmp_path / "played", kolla))
         for name in machines:
             inventory.wait(name)
-        (interface,) = (one for one in inventory.ssh(CONTROL, "ls /sys/class/net").split() if one != "lo")
+        (interface,) = (device for device in inventory.ssh(CONTROL, "ls /sys/class/net").split() if device != "lo")
         with_plays_replaced(kolla, tmp_path / "played", "", interface, "lo")
         deploy = {
             "base": "debian",

@@ -70,8 +70,8 @@ class Boot:
 
     def answer(self, verb: str) -> dict[str, Any]:
         """The last line that a verb printed: its result."""
-        found: dict[str, Any] = json.loads((self.folder / verb).read_text(encoding="utf-8").splitlines()[-1])
-        return found
+        result: dict[str, Any] = json.loads((self.folder / verb).read_text(encoding="utf-8").splitlines()[-1])
+        return result
 
     def files(self, when: str) -> set[str]:
         """Names with type, permissions, owner, time (not of folders) and target of a link; and checksums."""

@@ -39,7 +39,7 @@ pytestmark = [
     pytest.mark.virtual, pytest.mark.lab, pytest.mark.slow,
     only_by("machine", "ten minutes"),
     pytest.mark.flaky(reruns=0),  # each would boot it again
-    *(pytest.mark.filterwarnings(f"ignore::{one.__module__}.{one.__qualname__}") for one in SDK_WARNINGS),
+    *(pytest.mark.filterwarnings(f"ignore::{warning.__module__}.{warning.__qualname__}") for warning in SDK_WARNINGS),
 ]  # fmt: skip
 
 ROOT = Path(__file__).parents[2]
@@ -153,8 +153,8 @@ def typed(page: str, heading: str) -> list[str]:
     """The indented blocks of a section of a page, each as it is typed."""
     text = (ROOT / f"docs/how-to/{page}.md").read_text().split(f"# {heading}\n", 1)[1]
     section = re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
-    found = re.findall(r"(?:^ {4}.*\n)+", section, re.MULTILINE)
-    return [re.sub("^ {4}", "", block, flags=re.MULTILINE) for block in found]
+    blocks = re.findall(r"(?:^ {4}.*\n)+", section, re.MULTILINE)
+    return [re.sub("^ {4}", "", block, flags=re.MULTILINE) for block in blocks]
 
 
 def the_site(folder: Path) -> LoadedSite:
@@ -187,9 +187,9 @@ def left_by_e126ab2(folder: Path) -> bytes:
 
 def clouds(lab: RunningLab) -> bytes:
     """clouds.yaml of the page's `mycloud`, and of one of its users."""
-    told = YAML(typ="safe").load(lab.status.clouds_file.read_text())["clouds"]
+    lab_clouds = YAML(typ="safe").load(lab.status.clouds_file.read_text())["clouds"]
     text = io.StringIO()
-    YAML().dump({"clouds": {"mycloud": told[ADMIN_CLOUD], "somebody": told[DEMO_CLOUD]}}, text)
+    YAML().dump({"clouds": {"mycloud": lab_clouds[ADMIN_CLOUD], "somebody": lab_clouds[DEMO_CLOUD]}}, text)
     return text.getvalue().encode()
 
 
@@ -197,15 +197,15 @@ def give_the_wheel(root: Path) -> None:
     """And the versions that the lock file has of what it needs."""
     export = "export -q --frozen --no-hashes --no-emit-project --no-default-groups --extra=server -o"
     for command in (["build", "-q", "--wheel", "--out-dir"], export.split()):
-        there = root / GIVEN / (VERSIONS if "export" in command else "")
-        subprocess.run([uv.program(), *command, str(there)], check=True, cwd=ROOT, capture_output=True)
+        target = root / GIVEN / (VERSIONS if "export" in command else "")
+        subprocess.run([uv.program(), *command, str(target)], check=True, cwd=ROOT, capture_output=True)
 
 
 def in_root(root: Path, *scripts: str) -> str:
     """Type this in the root of the machine, where it finds the network of this one. What it says."""
-    known = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+    proxies = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     environment = {
-        **known, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive",
+        **proxies, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive",
         "PIP_CONSTRAINT": f"/{GIVEN}/{VERSIONS}", "GPUYARD_PORT": "0",  # 8080 may be somebody's here
     }  # fmt: skip
     if AUTHORITIES.exists():
@@ -263,7 +263,7 @@ def first_boot() -> str:
         "EXPORT": export,
         "RESTORE": restore.replace(DOCUMENTED_BACKUP, "/var/backups/gpuyard/mysite-*Z.db"),
     }
-    return re.sub("@([A-Z]+)@", lambda found: parts[found[1]].rstrip("\n"), FIRST)
+    return re.sub("@([A-Z]+)@", lambda match: parts[match[1]].rstrip("\n"), FIRST)
 
 
 @pytest.fixture(scope="module")
@@ -307,11 +307,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> CloudServer:
 @pytest.fixture(scope="module")
 def said(server: CloudServer) -> dict[str, str]:
     """What it says of the portal, by the word before it; several lines become one."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, text in re.findall("^portal: ([a-z]+): (.*)$", server.console.replace("\r", ""), re.MULTILINE):
-        found[name] = f"{found[name]}; {text}" if name in found else text
+        texts[name] = f"{texts[name]}; {text}" if name in texts else text
     assert "gave up" not in server.console, server.console
-    return found
+    return texts
 
 
 def test_it_serves_when_the_page_has_been_typed(said: dict[str, str]) -> None:

@@ -83,8 +83,8 @@ class GitHub:
     def job(self, name: str) -> tuple[str, str]:
         """Conclusion, and who had it."""
         with self.server.standin.forge.lock:
-            (found,) = [job for job in self.server.standin.forge.jobs.values() if job.order.labels == (name,)]
-            return found.conclusion, found.runner_name
+            (forge_job,) = [job for job in self.server.standin.forge.jobs.values() if job.order.labels == (name,)]
+            return forge_job.conclusion, forge_job.runner_name
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +93,9 @@ def github(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GitHub]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with ForgeServer(port, runner_url=f"http://{GATEWAY}:{port}") as server:
-        found = GitHub(server, tmp_path_factory.mktemp("github"))
-        yield found
-        found.client.close()
+        github = GitHub(server, tmp_path_factory.mktemp("github"))
+        yield github
+        github.client.close()
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +110,13 @@ def servers(github: GitHub, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     }
 
     def boot(name: str, folder: Path) -> CloudServer:
-        told = user_data(name, github.client.jit(name, (name,), REPOSITORY).encoded, 1, ANY_JOB)
-        drive = testing.drive(folder, name, told, {"gpuyard_runner": name})
-        seen = {"opt/actions-runner/user-data": (0o644, told.encode())}  # for cloud-init's own opinion of it
+        cloud_config = user_data(name, github.client.jit(name, (name,), REPOSITORY).encoded, 1, ANY_JOB)
+        drive = testing.drive(folder, name, cloud_config, {"gpuyard_runner": name})
+        extra_files = {
+            "opt/actions-runner/user-data": (0o644, cloud_config.encode())
+        }  # for cloud-init's own opinion of it
         kind, image, has = kinds[name]
-        server = kind(build, image, folder, drive, {**has, **seen})
+        server = kind(build, image, folder, drive, {**has, **extra_files})
         server.boot()
         if name == "runner-bare":
             server.boot()
@@ -129,17 +131,17 @@ def servers(github: GitHub, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def test_a_job_runs_on_a_server_with_a_good_gpu(servers: dict[str, Future[CloudServer]], github: GitHub) -> None:
     server = servers["runner-good"].result()
-    found = console.read(server.console)
+    outcome = console.read(server.console)
     assert github.job("runner-good") == ("success", "runner-good")
     assert github.client.runner_named("runner-good", REPOSITORY) is None, "it is registered for one job"
-    assert (found.gpu, found.gpu_words) == (GpuVerdict.OK, "Tesla V100-PCIE-16GB at 00000000:01:00.0")
-    assert (found.online, found.job, found.result, found.failed, found.over) == (
+    assert (outcome.gpu, outcome.gpu_words) == (GpuVerdict.OK, "Tesla V100-PCIE-16GB at 00000000:01:00.0")
+    assert (outcome.online, outcome.job, outcome.result, outcome.failed, outcome.over) == (
         True, JobProgress.FINISHED, "Succeeded", "", True,
     )  # fmt: skip
-    assert "Job test of runner-good completed with result: Succeeded" in found.log
-    assert "INFO Listener] started as runner" in found.log, "of the runner's own files too"
-    said = [line.removeprefix("job: ") for line in found.log.splitlines() if line.startswith("job: ")]
-    assert said == [
+    assert "Job test of runner-good completed with result: Succeeded" in outcome.log
+    assert "INFO Listener] started as runner" in outcome.log, "of the runner's own files too"
+    messages = [line.removeprefix("job: ") for line in outcome.log.splitlines() if line.startswith("job: ")]
+    assert messages == [
         "i am runner, in /opt/actions-runner",
         "cgroup job, the listener's runner",
         "oom 500, the listener's -500",
@@ -154,11 +156,11 @@ def test_a_job_that_eats_all_memory_fails_and_its_runner_does_not(
     servers: dict[str, Future[CloudServer]], github: GitHub
 ) -> None:
     server = servers["runner-greedy"].result()
-    found = console.read(server.console)
+    outcome = console.read(server.console)
     assert github.job("runner-greedy") == ("failure", "runner-greedy")
-    assert (found.job, found.result, found.over) == (JobProgress.FINISHED, "Failed", True)
+    assert (outcome.job, outcome.result, outcome.over) == (JobProgress.FINISHED, "Failed", True)
     assert "Memory cgroup out of memory: Killed process" in server.console
-    assert "job: eats" in found.log
+    assert "job: eats" in outcome.log
 
 
 def test_a_server_whose_gpu_has_no_driver_never_has_a_job(
@@ -166,12 +168,12 @@ def test_a_server_whose_gpu_has_no_driver_never_has_a_job(
 ) -> None:
     server = servers["runner-bare"].result()
     first, second = server.said
-    found = console.read(first)
-    assert found.gpu is GpuVerdict.FAILED
-    assert found.gpu_words == (
+    outcome = console.read(first)
+    assert outcome.gpu is GpuVerdict.FAILED
+    assert outcome.gpu_words == (
         "1 NVIDIA GPUs are on the PCI bus, and the image has no driver for them: there is no nvidia-smi"
     )
-    assert (found.online, found.over) == (False, True)
+    assert (outcome.online, outcome.over) == (False, True)
     assert github.job("runner-bare") == ("", "")
     again = console.read(second)
     assert again == Console(failed="the machine was started a second time", log=again.log), "nor when started again"

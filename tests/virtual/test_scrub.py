@@ -32,9 +32,9 @@ def test_what_a_vm_leaves_in_a_gpu_is_gone_for_the_next_one(tmp_path: Path) -> N
     job = f"#!/bin/sh\nPYTHONPATH={shlex.quote(path)} exec {command}\n"
     result = machine.run(prepared(), scrub_host(), job, tmp_path, timeout=600)
     assert result.status == 0, result.output
-    seen = json.loads((tmp_path / "answers.json").read_text())
+    answers = json.loads((tmp_path / "answers.json").read_text())
 
-    tenants = seen["two_tenants"]
+    tenants = answers["two_tenants"]
     assert tenants["first VM"] == MARK
     assert tenants["while it runs"]["outcome"] == "busy"
     assert "in use by qemu-system-x86_64" in tenants["while it runs"]["reason"]
@@ -44,18 +44,18 @@ def test_what_a_vm_leaves_in_a_gpu_is_gone_for_the_next_one(tmp_path: Path) -> N
     assert tenants["scrub"]["functions"] == [LONE]
     assert (tenants["with a scrub"], tenants["second VM"]) == (["0x0"], "0x0")
 
-    pair, card = seen["whole_groups"]["pair"], seen["whole_groups"]["card"]
+    pair, card = answers["whole_groups"]["pair"], answers["whole_groups"]["card"]
     assert (pair["before"], pair["after"]) == ([MARK, MARK], ["0x0", "0x0"])
     assert (pair["scrub"]["outcome"], pair["scrub"]["functions"]) == ("clean", list(PAIR))
     assert (card["scrub"]["outcome"], card["scrub"]["functions"]) == ("clean", list(CARD))
     assert f"{CARD[0]}, {CARD[1]}: reset by bus" in card["scrub"]["evidence"]
 
-    refused = {name: one["outcome"] for name, one in seen["refusals"].items()}
+    refused = {name: refusal["outcome"] for name, refusal in answers["refusals"].items()}
     assert refused == {"not listed": "refused", "no driver": "refused", "not there": "failed", "bridge": "refused"}
-    assert seen["command_line"]["exit"] == 0
-    assert seen["command_line"]["said"]["outcome"] == "clean"
+    assert answers["command_line"]["exit"] == 0
+    assert answers["command_line"]["said"]["outcome"] == "clean"
 
-    dying = seen["dying"]
+    dying = answers["dying"]
     assert dying["alive"]["outcome"] == "clean"
     assert dying["died"]["outcome"] == "failed"  # the kernel waits a minute for it to come back from its reset
     assert dying["died"]["reason"] == "the reset has not returned after 15 s: dmesg says more"
@@ -63,7 +63,8 @@ def test_what_a_vm_leaves_in_a_gpu_is_gone_for_the_next_one(tmp_path: Path) -> N
     assert f"{DYING} is in use by" in dying["left behind"]["reason"]
 
     looks = {
-        name: look_of(json.dumps(one).encode()) for name, one in {**seen["watched"], **seen["watched_broken"]}.items()
+        name: look_of(json.dumps(look).encode())
+        for name, look in {**answers["watched"], **answers["watched_broken"]}.items()
     }
     gpus = {address: GpuHealth("gpu-h100", address, "h100", HealthState.FINE, NOON) for address in GIVEN}
     well, memory = judge(None, looks["well"], gpus, NOON)
@@ -71,6 +72,6 @@ def test_what_a_vm_leaves_in_a_gpu_is_gone_for_the_next_one(tmp_path: Path) -> N
     assert {gpu.address: gpu.in_use for gpu in looks["well"].gpus} == dict.fromkeys(GIVEN, False)
     assert {gpu.address for gpu in looks["in use"].gpus if gpu.in_use} == {LONE}
     broken, _ = judge(memory, looks["broken"], gpus, NOON + timedelta(minutes=5))
-    told = {(one.address, one.code) for one in broken}
-    assert {(PAIR[0], "missing"), (LONE, "driver"), (DYING, "no-answer"), (DYING, "kernel-log")} <= told, told
-    assert not {address for address, _ in told} & {PAIR[1], *CARD}, told
+    observed = {(observation.address, observation.code) for observation in broken}
+    assert {(PAIR[0], "missing"), (LONE, "driver"), (DYING, "no-answer"), (DYING, "kernel-log")} <= observed, observed
+    assert not {address for address, _ in observed} & {PAIR[1], *CARD}, observed

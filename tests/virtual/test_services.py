@@ -219,9 +219,9 @@ def test_the_watch_sees_the_gpu(watched: Watched) -> None:
     word = watched.store.host(HOST)
     assert word is not None
     look = json.loads(word.look)
-    (seen,) = look["gpus"]
-    assert (word.host, seen["address"], seen["ids"], seen["present"]) == (HOST, ADDRESS, "10de:1db4", True)
-    assert seen["config"] == "de10b41d"
+    (gpu,) = look["gpus"]
+    assert (word.host, gpu["address"], gpu["ids"], gpu["present"]) == (HOST, ADDRESS, "10de:1db4", True)
+    assert gpu["config"] == "de10b41d"
     assert look["kernel"]
 
 

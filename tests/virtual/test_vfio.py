@@ -103,9 +103,9 @@ def test_a_vm_has_its_gpu_for_itself(tmp_path: Path) -> None:
     assert answers["opened while it runs"] == "busy"
     assert f"failed to open /dev/vfio/{group}: Device or resource busy" in answers["second VM"]
     assert but_ok(answers["verified while it runs"]) == []
-    seen = reasons("opened", answers["verified while it runs"])
-    assert f"group {group} is in use by a VM" in seen
-    assert "a3:00.0 10de:1db4 was opened" in seen
+    reason = reasons("opened", answers["verified while it runs"])
+    assert f"group {group} is in use by a VM" in reason
+    assert "a3:00.0 10de:1db4 was opened" in reason
 
     assert "has not returned after 10 s: somebody may hold the device" in answers["unbind"]
     assert (answers["writers while it runs"], answers["writers after it"]) == (1, 0)

@@ -167,9 +167,9 @@ def waiting_writers(expected: int) -> int:
     """How many of our processes the kernel makes wait in a write to sysfs, as soon as it is what is expected."""
     deadline = time.monotonic() + 20
     while True:
-        found = sum(_waits(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-        if found == expected or time.monotonic() > deadline:
-            return found
+        count = sum(_waits(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        if count == expected or time.monotonic() > deadline:
+            return count
         time.sleep(0.1)
 
 

@@ -160,13 +160,13 @@ def _kernel_package(folder: Path) -> tuple[Path, str]:
     if not root.exists():
         for attempt in (1, 2):
             depends = run(["apt-cache", "depends", "linux-image-amd64"]) if _apt_knows("linux-image-amd64") else ""
-            found = re.search(r"Depends: (linux-image-\S+)", depends)
-            if found or attempt == 2 or os.geteuid() != 0:
+            match = re.search(r"Depends: (linux-image-\S+)", depends)
+            if match or attempt == 2 or os.geteuid() != 0:
                 break
             run(["apt-get", "update"])
-        if found is None:
+        if match is None:
             raise Missing("apt knows no linux-image-amd64: this needs the package lists (apt-get update) of Debian")
-        _unpack(folder, found.group(1), root)
+        _unpack(folder, match.group(1), root)
     kernels = list((root / "boot").glob("vmlinuz-*"))
     if len(kernels) != 1:
         raise Missing(f"{root} holds no kernel; delete it and try again")
@@ -181,10 +181,10 @@ def _apt_knows(package: str) -> bool:
 def _busybox(folder: Path) -> Path:
     if not (folder / "busybox").exists():
         _unpack(folder, "busybox-static", folder / "busybox")
-    found = [path for path in (folder / "busybox").rglob("busybox") if path.is_file() and path.parent.name == "bin"]
-    if not found:
+    paths = [path for path in (folder / "busybox").rglob("busybox") if path.is_file() and path.parent.name == "bin"]
+    if not paths:
         raise Missing(f"{folder / 'busybox'} holds no busybox; delete it and try again")
-    return found[0]
+    return paths[0]
 
 
 def _kernel(folder: Path, root: Path, release: str) -> Path:
@@ -217,22 +217,22 @@ def _modules(root: Path, release: str, busybox: Path) -> Path:
     return folder
 
 
-def module_files(folder: Path, wanted: Iterable[str]) -> dict[str, tuple[int, bytes]]:
+def module_files(folder: Path, names: Iterable[str]) -> dict[str, tuple[int, bytes]]:
     """For an initramfs: modules by name, and all that they need; ``modules/order`` says in which order to load them."""
-    modules = _with_needs(folder, wanted)
+    modules = _with_needs(folder, names)
     files = {f"modules/{_plain_name(module)}": (0o644, _plain_module(module)) for module in modules}
     order = "".join(_plain_name(module) + "\n" for module in modules)
     return files | {"modules/order": (0o644, order.encode())}
 
 
-def _with_needs(folder: Path, wanted: Iterable[str]) -> list[Path]:
+def _with_needs(folder: Path, names: Iterable[str]) -> list[Path]:
     needs: dict[str, list[str]] = {}
     for line in (folder / "modules.dep").read_text().splitlines():
         file, _, rest = line.partition(":")
         needs[file] = rest.split()
     by_name = {re.sub(r"\.ko.*", "", Path(file).name).replace("-", "_"): file for file in needs}
     ordered: list[str] = []
-    for name in wanted:
+    for name in names:
         if name in by_name:  # otherwise it is built into this kernel
             file = by_name[name]
             ordered += [*reversed(needs[file]), file]  # modules.dep lists what is needed first last
@@ -296,8 +296,8 @@ def disk(build: Build, gib: int) -> Path:
 
 
 def _qemu_version() -> str:
-    found = re.search(r"version (\S+)", run(["qemu-system-x86_64", "--version"]))
-    return found.group(1) if found else "unknown"
+    match = re.search(r"version (\S+)", run(["qemu-system-x86_64", "--version"]))
+    return match.group(1) if match else "unknown"
 
 
 def digest(*parts: bytes) -> str:

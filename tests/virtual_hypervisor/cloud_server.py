@@ -87,8 +87,8 @@ class CloudServer:
             qemu, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         self.seconds = time.monotonic() - started
-        said = serial.read_text(errors="replace") if serial.exists() else ""
-        self.said.append(said)
+        output = serial.read_text(errors="replace") if serial.exists() else ""
+        self.said.append(output)
         if done.returncode:
-            last = "\n".join(said.splitlines()[-30:])
+            last = "\n".join(output.splitlines()[-30:])
             raise Failed(f"the server has not switched itself off ({done.returncode}):\n{last}\n{done.stderr}")

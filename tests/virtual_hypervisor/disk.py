@@ -111,8 +111,8 @@ def _unsigned(module: bytes) -> bytes:
 def _write_disk(work: Path) -> None:
     """One ext4 partition with the folder in it; kernel and initramfs are kept beside it for the first boot."""
     for name in ("vmlinuz", "initrd.img"):
-        (found,) = (work / "root/boot").glob(f"{name}-*")
-        shutil.copy(found, work / name)
+        (source,) = (work / "root/boot").glob(f"{name}-*")
+        shutil.copy(source, work / name)
     disk, size = work / "disk", SIZE_MIB - GAP_MIB
     entry = struct.pack("<B3sB3sII", 0x80, b"\xfe\xff\xff", 0x83, b"\xfe\xff\xff", GAP_MIB * 2048, size * 2048)
     with disk.open("wb") as file:

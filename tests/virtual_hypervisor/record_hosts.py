@@ -61,20 +61,22 @@ def note(build: Build, host: VirtualHost) -> str:
 
 def differences(host: VirtualHost, inventory: Inventory) -> list[str]:
     """Where the recording is not what was asked of QEMU, or not what is known of the real host."""
-    seen = {function.address: function for function in inventory.functions}
-    found = [f"{address} not seen" for address in {*host.board.plugged, *host.groups} if address not in seen]
+    functions = {function.address: function for function in inventory.functions}
+    problems = [f"{address} not seen" for address in {*host.board.plugged, *host.groups} if address not in functions]
     for address, model in host.board.plugged.items():
-        function = seen.get(address)
+        function = functions.get(address)
         if function and (function.ids, function.class_code, function.revision) != model.identity:
-            found.append(f"{address}: {function.ids} {function.class_code} {function.revision}, not {model.identity}")
+            problems.append(
+                f"{address}: {function.ids} {function.class_code} {function.revision}, not {model.identity}"
+            )
     for address, group in host.groups.items():
-        if address in seen and seen[address].iommu_group != group:
-            found.append(f"{address}: IOMMU group {seen[address].iommu_group}, not {group}")
+        if address in functions and functions[address].iommu_group != group:
+            problems.append(f"{address}: IOMMU group {functions[address].iommu_group}, not {group}")
     uses = " ".join(inventory.needed_by_host.values())
-    found += [f"{what} not seen" for what in ("root disk", "uplink") if what not in uses]
+    problems += [f"{what} not seen" for what in ("root disk", "uplink") if what not in uses]
     if sum(function.boot_vga for function in inventory.functions) != 1:
-        found.append("there must be one boot console")
-    return found
+        problems.append("there must be one boot console")
+    return problems
 
 
 def main(arguments: list[str] | None = None) -> int:

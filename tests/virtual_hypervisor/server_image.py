@@ -115,7 +115,7 @@ class ImageServer(CloudServer):
 
     def _bake(self) -> None:
         table = json.loads(building.run(["sfdisk", "--json", str(self.disk)]))["partitiontable"]
-        (start,) = [one["start"] for one in table["partitions"] if one["name"] == "root"]
+        (start,) = [partition["start"] for partition in table["partitions"] if partition["name"] == "root"]
         commands = []
         for number, (path, (mode, content)) in enumerate(self.baked.items()):
             file = self.folder / f"baked-{number}"

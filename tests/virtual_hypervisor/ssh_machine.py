@@ -143,8 +143,8 @@ class SshMachine:
 def ssh_configuration(machines: Sequence[SshMachine], folder: Path) -> Path:
     """For a client: each by its name."""
     key = (folder / "host_key.pub").read_text().split()
-    known = "".join(f"[127.0.0.1]:{machine.port} {key[0]} {key[1]}\n" for machine in machines)
-    (folder / "known_hosts").write_text(known)
+    known_hosts = "".join(f"[127.0.0.1]:{machine.port} {key[0]} {key[1]}\n" for machine in machines)
+    (folder / "known_hosts").write_text(known_hosts)
     hosts = "".join(f"Host {machine.name}\n    Port {machine.port}\n" for machine in machines)
     path = folder / "ssh_config"
     path.write_text(f"""\

@@ -214,12 +214,12 @@ def test_whatever_is_given_nothing_overlaps_and_moves_keep_their_kind(wishes: li
         return [m for m in made.values() if not m.ask.gpu and seconds(m.ask.start) < end and start < seconds(m.ask.end)]
 
     for number, wish in enumerate([*wishes, last]):
-        before = [(lane, *found) for lane in range(1, 5) for found in table.intervals(lane, 0, 2**40)]
-        found = place(wish, PoolLanes(lanes(), table, movable))
+        before = [(lane, *interval) for lane in range(1, 5) for interval in table.intervals(lane, 0, 2**40)]
+        placement = place(wish, PoolLanes(lanes(), table, movable))
         assert [(lane, *interval) for lane in range(1, 5) for interval in table.intervals(lane, 0, 2**40)] == before
-        if isinstance(found, Reason):
+        if isinstance(placement, Reason):
             continue
-        chosen, moves = found
+        chosen, moves = placement
         for id in moves:
             for lane in made[id].lanes:
                 table.remove(lane, seconds(made[id].ask.start), seconds(made[id].ask.end))
@@ -229,18 +229,18 @@ def test_whatever_is_given_nothing_overlaps_and_moves_keep_their_kind(wishes: li
             for lane in made[id].lanes:
                 table.add(lane, seconds(made[id].ask.start), seconds(made[id].ask.end))  # raises when it is taken
             sizes = [lane.size for lane in lanes() if lane.id in made[id].lanes]
-            asked = made[id].ask
-            assert sizes == [asked.gpus] if asked.same_group else len(set(made[id].lanes)) == asked.gpus
-            assert not asked.gpu or made[id].lanes == (LONE_A,)
+            ask = made[id].ask
+            assert sizes == [ask.gpus] if ask.same_group else len(set(made[id].lanes)) == ask.gpus
+            assert not ask.gpu or made[id].lanes == (LONE_A,)
 
 
 @given(st.lists(WISH, max_size=10), WISH)
 def test_an_alternative_is_always_possible(wishes: list[Ask], last: Ask) -> None:
     table = Timetable()
     for wish in wishes:
-        found = place(wish, PoolLanes(lanes(), table))
-        if not isinstance(found, Reason):
-            for lane in found[0]:
+        placement = place(wish, PoolLanes(lanes(), table))
+        if not isinstance(placement, Reason):
+            for lane in placement[0]:
                 table.add(lane, seconds(wish.start), seconds(wish.end))
     for other in answer(last, table).alternatives:
         assert answer(other.ask, table).yes

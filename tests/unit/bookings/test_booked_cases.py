@@ -130,8 +130,8 @@ class World:
 
     def bookings(self, now: datetime) -> list[Booking]:
         """As the ledger has them then."""
-        found = {one.id: one for since, one in self.case.changes if at(since) <= now}
-        return [_advanced(one, now) for one in found.values()]
+        bookings_by_id = {booking.id: booking for since, booking in self.case.changes if at(since) <= now}
+        return [_advanced(booking, now) for booking in bookings_by_id.values()]
 
     def look(self, now: datetime) -> None:
         bookings = self.bookings(now)
@@ -140,44 +140,50 @@ class World:
             for booking in bookings
             if booking.state is S.ACTIVE or (booking.state is S.CONFIRMED and booking.ask.start - HOLD <= now)
         ]
-        here = {f"s{n}": one for n, one in enumerate(self.case.guests) if at(one.start) <= now < at(one.end)}
-        holders = {GPUS[one.gpu].provider_name: id for id, one in here.items()}
+        guests_by_id = {
+            f"s{n}": guest for n, guest in enumerate(self.case.guests) if at(guest.start) <= now < at(guest.end)
+        }
+        holders = {GPUS[guest.gpu].provider_name: id for id, guest in guests_by_id.items()}
         bad = {LANES[gpu].id: "quarantined" for gpu in self.case.bad if now >= at("11:00")}
-        kept = {lane: "starts soon" for one in on for lane in one.lanes}
+        kept_lanes = {lane: "starts soon" for booking in on for lane in booking.lanes}
         names = {LANES[n].id: gpu.provider_name for n, gpu in enumerate(GPUS)}
-        reserved = frozenset(names[lane] for lane in (*kept, *bad)) - holders.keys()
+        reserved = frozenset(names[lane] for lane in (*kept_lanes, *bad)) - holders.keys()
         every = frozenset(names.values())
         snapshot = Snapshot(
             now, {name: Provider(name, name, "h") for name in every}, every - reserved - holders.keys(),
-            holders, reserved, {}, {id: self._server(id) for id in here}, {"h": HostService("h", True, True)},
+            holders, reserved, {}, {id: self._server(id) for id in guests_by_id}, {"h": HostService("h", True, True)},
         )  # fmt: skip
-        statuses = gpu_statuses(GPUS, snapshot, ledger_words(GPUS, LANES, on, kept, bad))
-        active = {one.id for one in on if one.state is S.ACTIVE}
-        drawn = {id: [one.draws] for id, one in here.items() if one.draws in active}
-        tracks = tracks_of(statuses, snapshot, LedgerSeen({one.id: one for one in on}, drawn, lanes_of(LANES)))
-        lives = {f"s{n}": self._life(f"s{n}") for n, one in enumerate(self.case.guests) if at(one.start) <= now}
-        recorded = {id: [one for one in self.closed if one.tenure.server == id] for id in lives}
-        seen = CloudSeen(now, tracks, frozenset(here), lives, recorded, bookings)
+        statuses = gpu_statuses(GPUS, snapshot, ledger_words(GPUS, LANES, on, kept_lanes, bad))
+        active = {booking.id for booking in on if booking.state is S.ACTIVE}
+        drawn = {id: [guest.draws] for id, guest in guests_by_id.items() if guest.draws in active}
+        tracks = tracks_of(
+            statuses, snapshot, LedgerSeen({booking.id: booking for booking in on}, drawn, lanes_of(LANES))
+        )
+        lives = {f"s{n}": self._life(f"s{n}") for n, guest in enumerate(self.case.guests) if at(guest.start) <= now}
+        recorded = {id: [interval for interval in self.closed if interval.tenure.server == id] for id in lives}
+        cloud_seen = CloudSeen(now, tracks, frozenset(guests_by_id), lives, recorded, bookings)
         extent = Extent(at(FIRST), self.last, self.last) if self.last else None
-        plan = plan_look(self.open.values(), extent, seen)
+        plan = plan_look(self.open.values(), extent, cloud_seen)
         assert plan is not None
         ended = [replace(self.open[key], end=end, exact_end=exact) for key, (end, exact) in plan.ends.items()]
-        self.closed += [one for one in (*ended, *plan.adds) if one.end is not None]
+        self.closed += [interval for interval in (*ended, *plan.adds) if interval.end is not None]
         self.open, self.last = applied(self.open, plan), now
 
     def uses(self, until: datetime) -> Counter[tuple[str, UseKind]]:
         """Seconds, by project."""
-        found: Counter[tuple[str, UseKind]] = Counter()
-        for one in (*self.closed, *self.open.values()):
-            found[one.tenure.project, use_of(one.state, one.tenure.kind)] += one.seconds(at(FIRST), until)
-        return found
+        totals: Counter[tuple[str, UseKind]] = Counter()
+        for interval in (*self.closed, *self.open.values()):
+            totals[interval.tenure.project, use_of(interval.state, interval.tenure.kind)] += interval.seconds(
+                at(FIRST), until
+            )
+        return totals
 
     def _guest(self, id: str) -> Guest:
         return self.case.guests[int(id[1:])]
 
     def _server(self, id: str) -> Server:
-        one = self._guest(id)
-        start, project = at(one.start), one.project
+        guest = self._guest(id)
+        start, project = at(guest.start), guest.project
         return Server(id, id, "ACTIVE", "h", project, "ada", "f", start, start, f"u-{project}", f"p-{project}")
 
     def _life(self, id: str) -> ServerLife:
@@ -186,10 +192,14 @@ class World:
         return ServerLife(self._server(id), "t4", 1, (), end if gone else None)
 
 
-def _advanced(one: Booking, now: datetime) -> Booking:
-    if one.state not in (S.CONFIRMED, S.ACTIVE) or now < one.ask.start:
-        return one
-    return replace(one, state=S.ACTIVE) if now < one.ask.end else replace(one, state=S.ENDED, changed=one.ask.end)
+def _advanced(booking: Booking, now: datetime) -> Booking:
+    if booking.state not in (S.CONFIRMED, S.ACTIVE) or now < booking.ask.start:
+        return booking
+    return (
+        replace(booking, state=S.ACTIVE)
+        if now < booking.ask.end
+        else replace(booking, state=S.ENDED, changed=booking.ask.end)
+    )
 
 
 def table() -> dict[str, list[float]]:
@@ -209,8 +219,8 @@ def test_what_was_booked(case: OverstayCase) -> None:
         world.look(now)
         now += STEP
     assert world.last is not None
-    found = world.uses(world.last)
-    mine = [found["physics", use] / HOUR.total_seconds() for use in (U.BOOKED, U.BOOKED_UNUSED, U.UNBOOKED)]
+    totals = world.uses(world.last)
+    mine = [totals["physics", use] / HOUR.total_seconds() for use in (U.BOOKED, U.BOOKED_UNUSED, U.UNBOOKED)]
     # Nobody tells when a GPU was quarantined: it is when that was seen.
     assert mine == pytest.approx(table()[case.said], abs=STEP / HOUR if case.bad else 0)
-    assert found.total() == 2 * (world.last - at(FIRST)).total_seconds()
+    assert totals.total() == 2 * (world.last - at(FIRST)).total_seconds()

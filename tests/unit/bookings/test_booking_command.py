@@ -44,19 +44,19 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    found = open_ledger(tmp_path, {"biology": Rules(approval=True), "physics": Rules(most_active=3)}, RealClock())
-    yield found
-    found.close()
+    ledger = open_ledger(tmp_path, {"biology": Rules(approval=True), "physics": Rules(most_active=3)}, RealClock())
+    yield ledger
+    ledger.close()
 
 
 @pytest.fixture
 def url(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     people = (ADA, BOB, EVE, ROOT)
-    with served(ledger, people) as found:
-        monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, found, people)))
+    with served(ledger, people) as url:
+        monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, people)))
         monkeypatch.setenv("TZ", "Europe/Rome")
         monkeypatch.delenv("GPUYARD_URL", raising=False)
-        yield found
+        yield url
 
 
 def invoke(who: str, *arguments: object) -> Result:
@@ -124,11 +124,11 @@ def test_what_is_no_time_is_an_error_that_shows_one(text: str) -> None:
 )
 def test_any_text_is_a_time_or_a_usage_error(text: str, zone: str) -> None:
     try:
-        found = parse_time(text, ZoneInfo(zone), NOW)
+        moment = parse_time(text, ZoneInfo(zone), NOW)
     except UsageError:
         return
-    assert found.microsecond == 0
-    assert found.utcoffset() == timedelta(0)
+    assert moment.microsecond == 0
+    assert moment.utcoffset() == timedelta(0)
 
 
 def test_a_local_time_that_comes_twice_is_asked_back() -> None:
@@ -214,9 +214,9 @@ def test_no_cell_is_a_formula_and_nothing_printed_steers_a_terminal(url: str, le
     start = datetime.now(UTC).replace(microsecond=0) + HOUR
     ledger.create(Ask("t4", start, start + HOUR), evil)
     for format_ in ("table", "value", "csv", "yaml", "json"):
-        told = invoke("ada", "booking", "list", "-f", format_).stdout
-        assert "bob" in told
-        assert not set(told) & {"\x1b", "\u202e"}
+        output = invoke("ada", "booking", "list", "-f", format_).stdout
+        assert "bob" in output
+        assert not set(output) & {"\x1b", "\u202e"}
     assert isinstance(invoke("ada", "booking", "show", id, "-c", "Nonsense").exception, UsageError)
 
 
@@ -233,10 +233,10 @@ def test_the_beginning_of_an_id_is_enough_when_it_is_the_only_one(url: str, ledg
 
 
 def test_when_is_the_next_one_free(url: str) -> None:
-    wanted = ("--pool", "t4", "--gpus", "2", "--for", "90m")
-    free = data("ada", "booking", "next", *wanted)
+    options = ("--pool", "t4", "--gpus", "2", "--for", "90m")
+    free = data("ada", "booking", "next", *options)
     assert data("ada", *shlex.split(free["command"])[1:])["gpus"] == 2
-    later = data("bob", "booking", "next", *wanted)
+    later = data("bob", "booking", "next", *options)
     assert free["end"] <= later["start"]  # rounded up to a quarter of an hour
     assert data("bob", *shlex.split(later["command"])[1:])["start"] == later["start"]
     result = invoke("ada", "booking", "next", "--pool", "t4", "--gpus", "200", "--for", "1h")
@@ -256,9 +256,9 @@ def test_the_end_must_be_after_the_start(url: str) -> None:
 
 def test_a_refusal_says_why_and_its_commands_work(url: str) -> None:
     create("ada", "--gpus", 2)
-    said = refused("bob", "booking", "create", "--pool", "t4", "--start", "+1h", "--end", "+4h")
-    assert "no GPU of pool t4 is free throughout that time" in said
-    commands = re.findall(r"^    gpuyard (.*)$", said, re.MULTILINE)
+    message = refused("bob", "booking", "create", "--pool", "t4", "--start", "+1h", "--end", "+4h")
+    assert "no GPU of pool t4 is free throughout that time" in message
+    commands = re.findall(r"^    gpuyard (.*)$", message, re.MULTILINE)
     assert commands
     for command in commands:
         made = data("root", *shlex.split(command))
@@ -267,9 +267,9 @@ def test_a_refusal_says_why_and_its_commands_work(url: str) -> None:
 
 def test_every_rule_that_is_broken_is_said(url: str) -> None:
     noon = f"{datetime.now(UTC) + timedelta(days=90):%Y-%m-%d} 12:00"  # a time that every day has
-    said = refused("ada", "booking", "create", "--pool", "t4", "--start", noon, "--end", "+30d")
-    assert "longer than the longest booking" in said
-    assert "at most 60 days ahead" in said
+    message = refused("ada", "booking", "create", "--pool", "t4", "--start", noon, "--end", "+30d")
+    assert "longer than the longest booking" in message
+    assert "at most 60 days ahead" in message
 
 
 def test_check_asks_and_books_nothing(url: str) -> None:
@@ -288,10 +288,10 @@ def test_check_asks_and_books_nothing(url: str) -> None:
 
 
 def test_the_command_of_a_check_books_it(url: str) -> None:
-    said = invoke(
+    result = invoke(
         "ada", "booking", "check", "--pool", "v100", "--gpus", 2, "--same-group", "--start", "+1h", "--end", "+1d"
     )
-    command = said.stdout.partition("with: gpuyard ")[2]
+    command = result.stdout.partition("with: gpuyard ")[2]
     assert data("ada", *shlex.split(command))["same_group"] is True
 
 
@@ -398,18 +398,18 @@ def test_what_a_changed_site_file_would_mean_for_bookings(url: str, ledger: Ledg
 
     long = create("ada", end="+5h", pool="v100")["id"]
     assert json.loads(ask().stdout) == []
-    kept = ask(longest="5 h", no_show="1 h")
-    assert isinstance(kept.exception, BlockedError)
-    assert str(kept.exception) == "1 booking would lose by these rules"
-    found = json.loads(kept.stdout)
-    assert [(one["code"], one["severity"], one["payload"]["rule"]) for one in found] == [
+    result = ask(longest="5 h", no_show="1 h")
+    assert isinstance(result.exception, BlockedError)
+    assert str(result.exception) == "1 booking would lose by these rules"
+    findings = json.loads(result.stdout)
+    assert [(finding["code"], finding["severity"], finding["payload"]["rule"]) for finding in findings] == [
         ("booking-loses", "warning", "no_show")
     ]
     beyond = json.loads(ask(longest="3 h", users=["ada"]).stdout)
-    assert [(one["object"], one["payload"]["rule"]) for one in beyond] == [(f"booking {long}", "too_long")]
+    assert [(finding["object"], finding["payload"]["rule"]) for finding in beyond] == [(f"booking {long}", "too_long")]
     assert beyond[0]["reason"] == "5 h is longer than the longest booking, 3 h"
     create("bob")
-    assert [one["code"] for one in json.loads(ask().stdout)] == ["pool-gone"]  # that of t4
+    assert [finding["code"] for finding in json.loads(ask().stdout)] == ["pool-gone"]  # that of t4
     assert isinstance(ask("ada").exception, GpuyardError)
     assert "Only admins" in str(ask("ada").exception)
     assert [booking.version for booking in ledger.find(Query())] == [1, 1]
@@ -450,8 +450,8 @@ def test_who_names_a_gpu_to_release_is_told_what_to_say(url: str) -> None:
 
 def test_a_hold_in_the_way_of_a_booking_names_it(url: str) -> None:
     made = create("ada", "--gpus", 2)
-    said = refused("root", "gpu", "hold", "gpu-2/0000:18:00.0", "--end", "+1d", "--comment", "x")
-    assert made["id"] in said
+    message = refused("root", "gpu", "hold", "gpu-2/0000:18:00.0", "--end", "+1d", "--comment", "x")
+    assert made["id"] in message
 
 
 # What goes wrong
@@ -519,12 +519,12 @@ def test_a_list_of_gpus_without_a_portal_says_so(url: str, monkeypatch: pytest.M
         "gpuyard.inventory.cli.gpu._of_cloud", lambda *_: [STATUSES[0].as_dict(), STATUSES[2].as_dict()]
     )
     monkeypatch.setattr("gpuyard.client.client.PAUSES", ())
-    said = invoke(
+    result = invoke(
         "ada", "gpu", "list", "--url", "http://127.0.0.1:9", "--state", "free", "-f", "value", "-c", "Address"
     )
-    assert said.stdout == "0000:44:00.0\n"
-    assert "the portal at http://127.0.0.1:9 does not answer" in said.stderr
-    assert "This is what OpenStack says; bookings and holds are not known." in said.stderr
+    assert result.stdout == "0000:44:00.0\n"
+    assert "the portal at http://127.0.0.1:9 does not answer" in result.stderr
+    assert "This is what OpenStack says; bookings and holds are not known." in result.stderr
     monkeypatch.setattr("gpuyard.client.portal.open_door", lambda *_: door_of(Session(Catalogue(None))))
     assert "the catalogue has no service of type gpu" in invoke("ada", "gpu", "list").stderr
 

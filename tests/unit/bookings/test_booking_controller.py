@@ -77,9 +77,9 @@ def test_trouble_is_told_when_it_lasts_and_ends_at_once(compiled: CompiledSite) 
     bad = snapshot(compiled, providers=left)
     assert sightings.troubles(rows, bad, ()) == {}, "perhaps nova-compute only restarts"
     later = replace(bad, taken_at=NOW + PATIENCE)
-    found = sightings.troubles(rows, later, ())
-    assert list(found) == [1]
-    assert found[1].startswith(f"{HOST}/{gone.address}: nova-compute on {HOST} does not report")
+    troubles = sightings.troubles(rows, later, ())
+    assert list(troubles) == [1]
+    assert troubles[1].startswith(f"{HOST}/{gone.address}: nova-compute on {HOST} does not report")
     marked = [replace(rows[0], trouble="bad"), *rows[1:]]
     assert list(FaultDurations(compiled).troubles(marked, bad, ())) == [1], (
         "known already, so a restart does not forget it"
@@ -90,17 +90,17 @@ def test_trouble_is_told_when_it_lasts_and_ends_at_once(compiled: CompiledSite) 
 def test_a_host_that_is_down_is_trouble_at_once_also_below_our_holds_and_servers(compiled: CompiledSite) -> None:
     names = frozenset(gpu.provider_name for gpu in compiled.gpus)
     down = snapshot(compiled, services={HOST: HostService(HOST, False, True)}, reserved=names)
-    found = FaultDurations(compiled).troubles(lanes(compiled), down, names)
-    assert found == dict.fromkeys((1, 2, 3, 4), f"nova-compute on {HOST} is down")
+    troubles = FaultDurations(compiled).troubles(lanes(compiled), down, names)
+    assert troubles == dict.fromkeys((1, 2, 3, 4), f"nova-compute on {HOST} is down")
 
 
 @pytest.mark.parametrize("purpose", Purpose)
 def test_a_host_that_gpuyard_has_closed_is_trouble_at_once(compiled: CompiledSite, purpose: Purpose) -> None:
     reason = str(ClosedTag(purpose, NOW))
     closed = snapshot(compiled, services={HOST: HostService(HOST, True, False, reason)})
-    found = FaultDurations(compiled).troubles(lanes(compiled), closed, ())
-    assert found.keys() == {1, 2, 3, 4}
-    assert found[1].endswith(f"nova-compute on {HOST} is disabled: {reason}")
+    troubles = FaultDurations(compiled).troubles(lanes(compiled), closed, ())
+    assert troubles.keys() == {1, 2, 3, 4}
+    assert troubles[1].endswith(f"nova-compute on {HOST} is disabled: {reason}")
 
 
 def test_a_host_that_somebody_else_has_disabled_is_trouble_when_it_lasts(compiled: CompiledSite) -> None:
@@ -146,16 +146,16 @@ def test_the_map_says_for_whom_a_gpu_is_kept_and_who_holds_it(compiled: Compiled
     mine = booking("b", (1,), start=NOW, end=NOW + timedelta(hours=2))
     soon = booking("c", (2,), state=BookingState.CONFIRMED, start=NOW + timedelta(minutes=5))
     later = booking("d", (3,), state=BookingState.CONFIRMED, start=NOW + timedelta(days=1))
-    kept = booking("e", (4,), kind=BookingKind.HOLD, user="root", ask={"comment": "fan"}, end=NOW + timedelta(hours=3))
-    words = ledger_words(compiled.gpus, rows, [mine, soon, later, kept], {2: "soon", 4: "hold"})
+    hold = booking("e", (4,), kind=BookingKind.HOLD, user="root", ask={"comment": "fan"}, end=NOW + timedelta(hours=3))
+    words = ledger_words(compiled.gpus, rows, [mine, soon, later, hold], {2: "soon", 4: "hold"})
     reserved = frozenset(name for name in by_name if by_name[name].address not in rows[0].addresses)
     statuses = {
         (s.gpu.host, s.gpu.address): s
         for s in gpu_statuses(compiled.gpus, snapshot(compiled, reserved=reserved), words)
     }
-    found = [statuses[lane.host, address] for lane in rows for address in lane.addresses]
-    assert [status.booking for status in found] == ["b", "b", "c", "", "e", "e"]
-    assert [(status.state, status.reason) for status in found] == [
+    lane_statuses = [statuses[lane.host, address] for lane in rows for address in lane.addresses]
+    assert [status.booking for status in lane_statuses] == ["b", "b", "c", "", "e", "e"]
+    assert [(status.state, status.reason) for status in lane_statuses] == [
         *[(GpuState.BOOKED, "booked by ada (physics) until 2026-11-23 11:00 UTC")] * 2,
         (GpuState.BOOKED, "booked by ada (physics) from 2026-11-23 09:05 UTC"),
         (GpuState.HELD, "reserved in Placement: for a booking, maintenance, quarantine or scrub"),
@@ -168,16 +168,16 @@ def test_the_map_says_for_whom_a_gpu_is_kept_and_who_holds_it(compiled: Compiled
 def test_the_map_says_which_runner_has_a_gpu(compiled: CompiledSite) -> None:
     rows = lanes(compiled)
     name = next(gpu.provider_name for gpu in compiled.gpus if gpu.address == rows[0].addresses[0])
-    told = booking("b", (1,), kind=BookingKind.RUNNER, server="r1", start=NOW, end=NOW + timedelta(hours=2))
-    named = replace(told, ask=replace(told.ask, comment="runner r1 of owner/name"))
-    for one, words in ((told, "runner r1"), (named, "runner r1 of owner/name")):
+    unnamed = booking("b", (1,), kind=BookingKind.RUNNER, server="r1", start=NOW, end=NOW + timedelta(hours=2))
+    named = replace(unnamed, ask=replace(unnamed.ask, comment="runner r1 of owner/name"))
+    for lease, words in ((unnamed, "runner r1"), (named, "runner r1 of owner/name")):
         what = f"{words} until 2026-11-23 11:00 UTC"
-        said = ledger_words(compiled.gpus, rows, [one], {})
-        (waits,) = [s for s in gpu_statuses(compiled.gpus, snapshot(compiled), said) if s.gpu.provider_name == name]
+        keepings = ledger_words(compiled.gpus, rows, [lease], {})
+        (waits,) = [s for s in gpu_statuses(compiled.gpus, snapshot(compiled), keepings) if s.gpu.provider_name == name]
         assert (waits.state, waits.reason, waits.booking) == (GpuState.BOOKED, what, "b")
         server = Server("s", "r1", "ACTIVE", None, "ci", "gpuyard", "one", NOW)
-        seen = snapshot(compiled, holders={name: "s"}, servers={"s": server})
-        (has,) = [s for s in gpu_statuses(compiled.gpus, seen, said) if s.gpu.provider_name == name]
+        observed = snapshot(compiled, holders={name: "s"}, servers={"s": server})
+        (has,) = [s for s in gpu_statuses(compiled.gpus, observed, keepings) if s.gpu.provider_name == name]
         assert (has.state, has.reason, has.booking) == (GpuState.CLAIMED, what, "b")
 
 

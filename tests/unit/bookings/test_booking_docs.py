@@ -33,7 +33,7 @@ def first_cells(text: str) -> set[str]:
 
 def codes() -> set[str]:
     """Codes of all reasons that the ledger makes, out of its source."""
-    found = set()
+    reason_codes = set()
     for path in [*(SOURCES / "bookings").glob("*.py"), *(SOURCES / "bookings/ledger").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Reason":
@@ -41,8 +41,8 @@ def codes() -> set[str]:
                 if isinstance(code, ast.Attribute):  # a reason that is said again in other words
                     continue
                 assert isinstance(code, ast.Constant), path
-                found.add(str(code.value))
-    return found
+                reason_codes.add(str(code.value))
+    return reason_codes
 
 
 def test_every_reason_of_a_refusal_is_explained() -> None:
@@ -68,9 +68,9 @@ def test_every_event_is_explained() -> None:
 
 @pytest.mark.parametrize("name", ["book-a-gpu.md", "run-bookings.md"])
 def test_times_in_examples_are_times(name: str) -> None:
-    found = re.findall(r"--(?:start|end) ('[^']+'|\S+)", page(name))
-    assert found
-    for text in found:
+    times = re.findall(r"--(?:start|end) ('[^']+'|\S+)", page(name))
+    assert times
+    for text in times:
         parse_time(text.strip("'"), ZoneInfo("Europe/Rome"), datetime(2026, 11, 1, tzinfo=UTC))
 
 

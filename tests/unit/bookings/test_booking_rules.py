@@ -83,8 +83,8 @@ def rome(day: int, hour: int, minute: int = 0) -> datetime:
 )
 def test_quiet_hours_are_of_the_site_s_zone_and_span_midnight(start: datetime, end: datetime, broken: int) -> None:
     rules = Rules(quiet_hours=(QuietHours(22 * 60, 6 * 60),))
-    found = broken_rules(Ask("v100", start, end), rules, ADA, Usage(), ROME, NOON)
-    assert names(found) == ["quiet_hours"] * broken
+    reasons = broken_rules(Ask("v100", start, end), rules, ADA, Usage(), ROME, NOON)
+    assert names(reasons) == ["quiet_hours"] * broken
 
 
 def test_gpu_hours_are_counted_in_each_month_that_a_booking_touches() -> None:
@@ -150,13 +150,15 @@ def test_weekly_bookings_keep_their_local_time_when_clocks_change() -> None:
     start = datetime(2027, 3, 22, 9, tzinfo=ZoneInfo(ROME))
     made = expand(Ask("v100", start.astimezone(UTC), (start + 3 * HOUR).astimezone(UTC)), "FREQ=WEEKLY;COUNT=3", ROME)
     assert isinstance(made, list)
-    local = [(one.start.astimezone(ZoneInfo(ROME)), one.end.astimezone(ZoneInfo(ROME))) for one in made]
+    local = [
+        (occurrence.start.astimezone(ZoneInfo(ROME)), occurrence.end.astimezone(ZoneInfo(ROME))) for occurrence in made
+    ]
     assert [f"{a:%m-%d %H:%M}-{b:%H:%M}" for a, b in local] == [
         "03-22 09:00-12:00",
         "03-29 09:00-12:00",
         "04-05 09:00-12:00",
     ]
-    assert [one.start.hour for one in made] == [8, 7, 7]
+    assert [occurrence.start.hour for occurrence in made] == [8, 7, 7]
 
 
 @pytest.mark.parametrize(
@@ -166,9 +168,9 @@ def test_weekly_bookings_keep_their_local_time_when_clocks_change() -> None:
      "FREQ=YEARLY;UNTIL=99991231T000000Z", "FREQ=DAILY;UNTIL=x", "FREQ=DAILY;COUNT"],
 )  # fmt: skip
 def test_rules_that_make_no_sense_say_so(rule: str) -> None:
-    found = expand(ask(), rule, "UTC")
-    assert isinstance(found, Reason), found
-    assert found.code == "repeat"
+    result = expand(ask(), rule, "UTC")
+    assert isinstance(result, Reason), result
+    assert result.code == "repeat"
 
 
 def test_until_in_utc_is_inclusive() -> None:
@@ -231,4 +233,4 @@ def test_a_project_with_an_at_sign_shares_no_rules_with_one_of_another_domain(tm
         shown("physics", {"id": "0f", "name": "evil"}),
         shown("physics@evil", {"id": "default", "name": "Default"}),
     )
-    assert [book.rules("v100", one).priority for one in (evil, ours, "physics")] == [7, 0, 0]
+    assert [book.rules("v100", project).priority for project in (evil, ours, "physics")] == [7, 0, 0]

@@ -410,14 +410,14 @@ def test_lists_come_in_pages(portal: BookingPortal, ada: TestClient) -> None:
         (booking,) = portal.ledger.create(ask(1 + number % 3, 1, pool="v100" if number < 4 else "t4"), BOB)
         everything.append(booking)
     address: str | None = "/v1/bookings?limit=3&user=bob&state=confirmed"
-    seen, pages = [], 0
+    ids, pages = [], 0
     while address:
         page = ada.get(address).json()
-        seen += [row["id"] for row in page["bookings"]]
+        ids += [row["id"] for row in page["bookings"]]
         pages += 1
         address = page["links"][0]["href"] if page["links"] else None
     assert pages == 3
-    assert seen == [one.id for one in sorted(everything, key=lambda one: (one.ask.start, one.id))]
+    assert ids == [expected.id for expected in sorted(everything, key=lambda one: (one.ask.start, one.id))]
 
 
 @pytest.mark.parametrize(
@@ -476,10 +476,10 @@ def test_the_calendar_has_all_that_its_page_needs(portal: BookingPortal, ada: Te
     bob.delete(path(gone))
     times = {"from": "2026-11-23T12:00:00Z", "to": "2026-11-23T16:00:00Z"}
     answer = ada.get("/v1/calendar", params={"pool": "t4", **times})
-    found = answer.json()
+    calendar = answer.json()
     assert answer.headers["etag"]
-    assert [lane["host"] for lane in found["lanes"]] == ["gpu-2", "gpu-3"]
-    assert found["lanes"][0] == {
+    assert [lane["host"] for lane in calendar["lanes"]] == ["gpu-2", "gpu-3"]
+    assert calendar["lanes"][0] == {
         "id": 5,
         "pool": "t4",
         "host": "gpu-2",
@@ -489,10 +489,10 @@ def test_the_calendar_has_all_that_its_page_needs(portal: BookingPortal, ada: Te
         "trouble": "",
         "state": None,
     }
-    assert found["bookings"] == [row]
-    assert [free["lanes"] for free in found["free"]] == [2, 1, 1, 2]
-    assert found["free"][0] == {"pool": "t4", "start": "2026-11-23T12:00:00Z", "lanes": 2}
-    assert not found["truncated"]
+    assert calendar["bookings"] == [row]
+    assert [free["lanes"] for free in calendar["free"]] == [2, 1, 1, 2]
+    assert calendar["free"][0] == {"pool": "t4", "start": "2026-11-23T12:00:00Z", "lanes": 2}
+    assert not calendar["truncated"]
     both = ada.get("/v1/calendar", params=times).json()
     assert {lane["pool"] for lane in both["lanes"]} == {"t4", "v100"}
     assert ada.get("/v1/calendar").json()["start"] == "2026-11-23T00:00:00Z"
@@ -541,7 +541,7 @@ def test_readers_look_and_do_not_book(portal: BookingPortal, ada: TestClient) ->
     assert not eve.get("/v1/me").json()["may_book"]
     answer = eve.post("/v1/bookings", json=WISH)
     assert (answer.status_code, answer.json()["code"]) == (403, "no_role")
-    assert [one["code"] for one in eve.post("/v1/bookings/check", json=WISH).json()["reasons"]] == ["no_role"]
+    assert [reason["code"] for reason in eve.post("/v1/bookings/check", json=WISH).json()["reasons"]] == ["no_role"]
 
 
 def test_when_the_database_is_away_it_says_so(

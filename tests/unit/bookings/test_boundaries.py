@@ -109,14 +109,14 @@ def test_another_time_may_be_the_very_last_that_the_rules_allow() -> None:
     table.add(lane.id, seconds(NOON), seconds(NOON) + 2 * STEP - 60)
     wish, pool = replace(ask(0, 1, pool="t4"), start=NOON, end=NOON + HOUR), PoolLanes((lane,), table)
     for ahead, start in ((2 * STEP, 2 * STEP), (2 * STEP - 1, 2 * STEP - 60), (2 * STEP - 60, 2 * STEP - 60)):
-        found = next(iter(nearest(wish, pool, Rules(ahead=timedelta(seconds=ahead)), NOON)))
-        assert found.ask.start == NOON + timedelta(seconds=start)
+        alternative = next(iter(nearest(wish, pool, Rules(ahead=timedelta(seconds=ahead)), NOON)))
+        assert alternative.ask.start == NOON + timedelta(seconds=start)
     short = list(nearest(wish, pool, Rules(ahead=timedelta(seconds=2 * STEP - 61)), NOON))
-    assert [one for one in short if one.ask.start > NOON] == []
+    assert [candidate for candidate in short if candidate.ask.start > NOON] == []
 
 
 def test_what_ends_now_keeps_the_end_that_it_had_or_gets_this_one() -> None:
-    one = booking(start=START, end=START + HOUR)
+    original = booking(start=START, end=START + HOUR)
     for now, end in (
         (START, START + SECOND),
         (START + SECOND, START + SECOND),
@@ -124,7 +124,7 @@ def test_what_ends_now_keeps_the_end_that_it_had_or_gets_this_one() -> None:
         (START + HOUR, START + HOUR),
         (START + HOUR + SECOND, START + HOUR),
     ):
-        assert become(one, BookingState.ENDED, now, ENOUGH).ask.end == end
+        assert become(original, BookingState.ENDED, now, ENOUGH).ask.end == end
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_its_owner_is_reminded_exactly_that_time_before_the_end(ledger: Ledger, 
 
     def kinds(days: int) -> list[str]:
         """Each look is a day later, for what is taken is not given again at once."""
-        return [one.event.kind for one in outbox.take_undelivered("test", clock.now + days * DAY)]
+        return [delivery.event.kind for delivery in outbox.take_undelivered("test", clock.now + days * DAY)]
 
     clock.now = NOON + 2 * HOUR - SECOND
     ledger.upkeep.advance()

@@ -64,8 +64,8 @@ def test_periods_follow_each_other(day: date, every: str) -> None:
 def test_what_is_left_is_carried_over_up_to_a_bound() -> None:
     # January: 100 of which 90 are used, 10 are left. February: 110, nothing used, 110 left, 20 are carried at most.
     used = {date(2026, 1, 5): 90, date(2026, 3, 1): 115}
-    one = budget(used, carry_over=20)
-    carried = [one.carried_into(date(2026, month, 1)) / AN_HOUR for month in range(1, 6)]
+    project_budget = budget(used, carry_over=20)
+    carried = [project_budget.carried_into(date(2026, month, 1)) / AN_HOUR for month in range(1, 6)]
     assert carried == [0, 10, 20, 5, 20]
     assert budget(used).carried_into(date(2026, 4, 1)) == 0
     assert budget({date(2026, 1, 5): 500}, carry_over=20).carried_into(date(2026, 2, 1)) == 0  # no debt
@@ -74,9 +74,9 @@ def test_what_is_left_is_carried_over_up_to_a_bound() -> None:
 
 
 def test_a_status_says_all_numbers() -> None:
-    one = budget({date(2026, 10, 5): 70, date(2026, 11, 2): 50}, carry_over=10)
+    project_budget = budget({date(2026, 10, 5): 70, date(2026, 11, 2): 50}, carry_over=10)
     ahead = [window(NOON - HOUR, 2, 4), window(NOON + 5 * DAY, 72, 1)]  # one has begun; one goes on in December
-    status = one.status(NOON, ahead)
+    status = project_budget.status(NOON, ahead)
     assert (status.limit, status.carried, status.used) == (110 * AN_HOUR, 10 * AN_HOUR, 50 * AN_HOUR)
     assert status.ahead / AN_HOUR == 4 + 60
     assert status.left == 0
@@ -87,64 +87,64 @@ def test_a_status_says_all_numbers() -> None:
 
 
 def test_a_booking_must_fit_into_each_period() -> None:
-    one = budget({date(2026, 11, 2): 90})
-    assert one.objections(window(NOON, 10), []) == []
-    (text,) = one.objections(window(NOON, 11), [])
+    project_budget = budget({date(2026, 11, 2): 90})
+    assert project_budget.objections(window(NOON, 10), []) == []
+    (text,) = project_budget.objections(window(NOON, 11), [])
     assert text == (
         "it takes 11.0 GPU-hours of the budget of project physics until Tue 2026-12-01 00:00 UTC, and 10.0 of 100.0 "
         "are left: 90.0 are used, 0.0 are booked"
     )
-    (text,) = one.objections(window(NOON, 10), [window(NOON + DAY, 5)])
+    (text,) = project_budget.objections(window(NOON, 10), [window(NOON + DAY, 5)])
     assert "5.0 of 100.0 are left: 90.0 are used, 5.0 are booked" in text
     over_the_end = window(datetime(2026, 11, 30, 20, tzinfo=NOON.tzinfo), 4 + 101)
-    (text,) = one.objections(over_the_end, [])
+    (text,) = project_budget.objections(over_the_end, [])
     assert "it takes 101.0 GPU-hours of the budget of project physics until Fri 2027-01-01" in text
 
 
 def test_what_a_booking_that_is_on_has_used_does_not_count_twice() -> None:
     """Somebody who makes it longer asks for all of it, and what it has used so far is among what was used."""
-    one = budget({NOON.date(): 40})  # eight GPUs for five hours until now
-    assert one.objections(window(NOON - 5 * HOUR, 5 + 7.5, 8), []) == []
-    (text,) = one.objections(window(NOON - 5 * HOUR, 5 + 8, 8), [])
+    project_budget = budget({NOON.date(): 40})  # eight GPUs for five hours until now
+    assert project_budget.objections(window(NOON - 5 * HOUR, 5 + 7.5, 8), []) == []
+    (text,) = project_budget.objections(window(NOON - 5 * HOUR, 5 + 8, 8), [])
     assert "it takes 64.0 GPU-hours" in text
     assert "60.0 of 100.0 are left: 40.0 are used" in text
 
 
 def test_a_booking_for_a_later_period_cannot_count_on_what_will_be_carried_over() -> None:
-    one = budget(carry_over=100, gpu_hours=100)
-    assert one.status(NOON).limit == 200 * AN_HOUR
-    assert one.objections(window(NOON, 150), []) == []
-    (text,) = one.objections(window(NOON + 10 * DAY, 150), [])
+    project_budget = budget(carry_over=100, gpu_hours=100)
+    assert project_budget.status(NOON).limit == 200 * AN_HOUR
+    assert project_budget.objections(window(NOON, 150), []) == []
+    (text,) = project_budget.objections(window(NOON + 10 * DAY, 150), [])
     assert "100.0 of 100.0 are left" in text
 
 
 def test_periods_are_those_of_the_site_s_clocks() -> None:
-    one = budget(clock=ROME, every="day", gpu_hours=1)
+    project_budget = budget(clock=ROME, every="day", gpu_hours=1)
     midnight = datetime(2026, 11, 23, 23, tzinfo=NOON.tzinfo)  # in Rome
-    assert one.objections(window(midnight - HOUR, 2), []) == []
-    assert len(one.objections(window(midnight - HOUR, 2, 2), [])) == 2
+    assert project_budget.objections(window(midnight - HOUR, 2), []) == []
+    assert len(project_budget.objections(window(midnight - HOUR, 2, 2), [])) == 2
 
 
 def test_use_fades_by_half() -> None:
-    one = budget({NOON.date() - 14 * DAY: 64}, half_life="14 days", until=NOON)
+    project_budget = budget({NOON.date() - 14 * DAY: 64}, half_life="14 days", until=NOON)
     day_end = seconds(UTC_CLOCK.begin(NOON.date() - 13 * DAY))
     middle = day_end - 12 * AN_HOUR
-    assert one.decayed(middle + 14 * 86400) / AN_HOUR == pytest.approx(32, rel=1e-3)
-    assert one.decayed(middle + 28 * 86400) / AN_HOUR == pytest.approx(16, rel=1e-3)
-    assert one.decayed(day_end) / AN_HOUR == pytest.approx(64, rel=0.03)
+    assert project_budget.decayed(middle + 14 * 86400) / AN_HOUR == pytest.approx(32, rel=1e-3)
+    assert project_budget.decayed(middle + 28 * 86400) / AN_HOUR == pytest.approx(16, rel=1e-3)
+    assert project_budget.decayed(day_end) / AN_HOUR == pytest.approx(64, rel=0.03)
 
 
 def test_with_a_half_life_no_moment_may_have_too_much() -> None:
-    one = budget(half_life="1 day", gpu_hours=24)
+    project_budget = budget(half_life="1 day", gpu_hours=24)
     ever = 24 / 0.6931  # GPU-hours that one GPU counts for when it is used for ever: its rate, times its mean life
-    assert one.objections(window(NOON, 24), []) == []
+    assert project_budget.objections(window(NOON, 24), []) == []
     assert ever > 24
-    (text,) = one.objections(window(NOON, 24 * 30), [])
+    (text,) = project_budget.objections(window(NOON, 24 * 30), [])
     assert "which halves every 1 day" in text
     assert "may be 24.0" in text
     later = window(NOON + 2 * DAY, 20)
-    assert one.objections(window(NOON, 24), [later]) == []
-    assert one.objections(window(NOON + DAY, 24), [later])  # fits itself, and the one after it not any more
+    assert project_budget.objections(window(NOON, 24), [later]) == []
+    assert project_budget.objections(window(NOON + DAY, 24), [later])  # fits itself, and the one after it not any more
 
 
 windows = st.builds(
@@ -173,13 +173,13 @@ def test_what_does_not_fit_does_not_fit_with_more_beside_it(
 @given(st.lists(windows, max_size=4), windows, st.integers(1, 9))
 def test_two_parts_are_as_good_as_the_whole(ahead: list[BookedTime], asked: BookedTime, tenths: int) -> None:
     """A booking fits exactly when its two parts do, one after the other."""
-    one = budget(every="week")
+    project_budget = budget(every="week")
     cut = asked.start + max(1, (asked.end - asked.start) * tenths // 10)
     first, second = asked._replace(end=cut), asked._replace(start=cut)
-    in_parts = not one.objections(first, ahead) and (
-        second.start >= second.end or not one.objections(second, [*ahead, first])
+    in_parts = not project_budget.objections(first, ahead) and (
+        second.start >= second.end or not project_budget.objections(second, [*ahead, first])
     )
-    assert in_parts == (not one.objections(asked, ahead))
+    assert in_parts == (not project_budget.objections(asked, ahead))
 
 
 @given(
@@ -187,12 +187,12 @@ def test_two_parts_are_as_good_as_the_whole(ahead: list[BookedTime], asked: Book
     st.integers(0, 150),
 )
 def test_what_is_carried_is_what_a_step_by_step_reckoning_says(used: dict[date, int], bound: int) -> None:
-    one = budget(used, carry_over=bound)
+    project_budget = budget(used, carry_over=bound)
     carried = 0.0
     for month in range(1, 11):
         spent = sum(count for day, count in used.items() if day.month == month)
         carried = min(bound, max(0.0, 100 + carried - spent))
-    assert one.status(NOON).carried == carried * AN_HOUR
+    assert project_budget.status(NOON).carried == carried * AN_HOUR
 
 
 def test_the_ledger_refuses_what_does_not_fit_and_an_admin_may_override(tmp_path: Path) -> None:
@@ -208,7 +208,9 @@ def test_the_ledger_refuses_what_does_not_fit_and_an_admin_may_override(tmp_path
     ledger.create(ask(1, 4, 2), BOB)  # who has none
     (made,) = ledger.create(ask(1, 4, 2, pool="t4"), ADA, by=ROOT, override=True)
     assert made.override
-    (entry,) = [one for one in ledger.audit(query=AuditQuery()) if one.action == "booking.override"]
+    (entry,) = [
+        audit_entry for audit_entry in ledger.audit(query=AuditQuery()) if audit_entry.action == "booking.override"
+    ]
     assert entry.rule == "budget"
 
 

@@ -121,8 +121,8 @@ def test_every_element_that_scripts_look_for_is_in_a_page() -> None:
         id for name in templates().list_templates() for id in re.findall(r'id="([^"{]+)"', (folder / name).read_text())
     }
     for name in ("calendar.js", "bookings.js", "admin.js", "form.js", "actions.js", "client.js"):
-        wanted = set(re.findall(r'byId\("([^"]+)"\)', assets()[name].content.decode()))
-        assert wanted <= ids, name
+        script_ids = set(re.findall(r'byId\("([^"]+)"\)', assets()[name].content.decode()))
+        assert script_ids <= ids, name
 
 
 def test_projects_to_book_for_are_those_with_a_role_for_it(portal: BookingPortal) -> None:

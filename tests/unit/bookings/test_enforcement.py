@@ -105,21 +105,21 @@ def test_a_trusted_project_has_its_number_without_waiting_and_nothing_while_gpus
     calm = view([], trusted={CI: 3}, limits={("art", COUNT): 1})
     assert told(plan_pool(calm, START).steps) == [f"limit art {COUNT} -> 0", f"limit ci {COUNT} -> 3"]
     assert plan_pool(calm, START).blocked == ""
-    asked = unbooked([booking()], trusted={CI: 3}, limits={(CI, COUNT): 3, ("art", COUNT): 3})
-    plan = plan_pool(asked, START)
+    booked = unbooked([booking()], trusted={CI: 3}, limits={(CI, COUNT): 3, ("art", COUNT): 3})
+    plan = plan_pool(booked, START)
     assert f"limit ci {COUNT} -> 0" in told(plan.steps)
     assert (
         plan.blocked == "GPUs of pool t4 are released for booking b1 of ada until 09:15:00 UTC or its server is there"
     )
-    after = replace(asked, holders=(server("s", (1,)),), limits={("art", COUNT): 3, ("physics", COUNT): 1})
+    after = replace(booked, holders=(server("s", (1,)),), limits={("art", COUNT): 3, ("physics", COUNT): 1})
     assert f"limit ci {COUNT} -> 3" in told(plan_pool(after, START).steps)
     assert plan_pool(after, START).blocked == ""
 
 
 def test_a_trusted_project_makes_no_booking_exclusive() -> None:
-    one = view([booking()], trusted={CI: 3}, limits={(CI, COUNT): 3})
-    assert told(plan_pool(one, START).steps) == [f"limit physics {COUNT} -> 1"]
-    assert plan_pool(one, START).usable == {"b1"}
+    scene = view([booking()], trusted={CI: 3}, limits={(CI, COUNT): 3})
+    assert told(plan_pool(scene, START).steps) == [f"limit physics {COUNT} -> 1"]
+    assert plan_pool(scene, START).usable == {"b1"}
 
 
 def test_who_has_a_whole_slot_released_lets_runners_in_again_after_the_window() -> None:
@@ -130,23 +130,23 @@ def test_who_has_a_whole_slot_released_lets_runners_in_again_after_the_window() 
 
 
 def test_a_lease_has_the_server_of_its_name_and_its_project() -> None:
-    here = server("s1", (2,), "gpuyard", CI, name="r1")
+    lease_server = server("s1", (2,), "gpuyard", CI, name="r1")
     others = (
         server("s2", (1,), "gpuyard", CI, name="r2"),
         server("s3", (3,), "eve", "art", name="r1"),
         server("s4", (4,), "gpuyard", CI, name="r1", created=START + MINUTE),
     )
-    seen = view([lease("r1", (1,))], dict.fromkeys(range(1, 5), 1), holders=(here, *others), trusted={CI: 4})
-    assert seen.matches.claims == {"r1": (2,)}
-    assert seen.matches.bookings_of == {"s1": ("r1",)}
-    assert [one.id for one in seen.leftover] == ["s2", "s4"], "a name is one server's, the oldest's"
-    assert [stray.id for stray in seen.strays] == ["s3"]
-    assert reasons(seen, {}, ["s2"]) == {"s3": MUST_BOOK}, "what is gpuyard's own is never reclaimed"
-    waits = plan_pool(seen, START).waits
+    scene = view([lease("r1", (1,))], dict.fromkeys(range(1, 5), 1), holders=(lease_server, *others), trusted={CI: 4})
+    assert scene.matches.claims == {"r1": (2,)}
+    assert scene.matches.bookings_of == {"s1": ("r1",)}
+    assert [holder.id for holder in scene.leftover] == ["s2", "s4"], "a name is one server's, the oldest's"
+    assert [stray.id for stray in scene.strays] == ["s3"]
+    assert reasons(scene, {}, ["s2"]) == {"s3": MUST_BOOK}, "what is gpuyard's own is never reclaimed"
+    waits = plan_pool(scene, START).waits
     assert [wait.split(": ")[1] for wait in waits] == [
         f"server {name} is in the runners' project without a lease" for name in ("r2", "r1")
     ]
-    assert told(plan_pool(seen, START).steps) == [f"limit ci {COUNT} -> 4"], "and nothing is held"
+    assert told(plan_pool(scene, START).steps) == [f"limit ci {COUNT} -> 4"], "and nothing is held"
 
 
 def test_a_gpu_that_must_be_somebodys_later_is_held_until_a_leases_server_is_elsewhere() -> None:
@@ -154,22 +154,22 @@ def test_a_gpu_that_must_be_somebodys_later_is_held_until_a_leases_server_is_els
     long, short = lease("r1", (2,)), lease("r2", (3,), end=START + HOUR)
     assert kept_lanes(view([later, short]), START, frozenset()) == {}, "it is gone by then"
     assert set(kept_lanes(view([later, long]), START, frozenset())) == {1}
-    there = server("s1", (2,), "gpuyard", CI, name="r1")
-    assert kept_lanes(view([later, long], holders=(there,)), START, frozenset()) == {}, "no other comes after it"
+    lease_server = server("s1", (2,), "gpuyard", CI, name="r1")
+    assert kept_lanes(view([later, long], holders=(lease_server,)), START, frozenset()) == {}, "no other comes after it"
 
 
 def test_a_lease_whose_server_is_on_a_bookings_gpu_ends_where_no_other_gpu_is_free() -> None:
     soon = booking("b1", (1,), start=START + 8 * MINUTE, state=BookingState.CONFIRMED)
-    there = server("s1", (1,), "gpuyard", CI, name="r1")
+    lease_server = server("s1", (1,), "gpuyard", CI, name="r1")
     mine = lease("r1", (2,))
-    found = shortage(view([soon, mine], {1: 1, 2: 1}, holders=(there,), trusted={CI: 2}), START)
-    assert (found.leases, found.moves, found.delayed) == (("r1",), {}, ()), "the lane of a lease is not free"
-    found = shortage(view([soon, mine], SINGLES, holders=(there,), trusted={CI: 2}), START)
-    assert (found.leases, found.moves) == ((), {"b1": (3,)})
-    early = shortage(view([soon, mine], {1: 1, 2: 1}, holders=(there,), trusted={CI: 2}), START - 3 * MINUTE)
+    outcome = shortage(view([soon, mine], {1: 1, 2: 1}, holders=(lease_server,), trusted={CI: 2}), START)
+    assert (outcome.leases, outcome.moves, outcome.delayed) == (("r1",), {}, ()), "the lane of a lease is not free"
+    outcome = shortage(view([soon, mine], SINGLES, holders=(lease_server,), trusted={CI: 2}), START)
+    assert (outcome.leases, outcome.moves) == ((), {"b1": (3,)})
+    early = shortage(view([soon, mine], {1: 1, 2: 1}, holders=(lease_server,), trusted={CI: 2}), START - 3 * MINUTE)
     assert early.leases == (), "not before its GPUs are to be kept free"
     active = replace(soon, state=BookingState.ACTIVE)
-    gone = view([active], {1: 1}, holders=(there,), trusted={CI: 2})
+    gone = view([active], {1: 1}, holders=(lease_server,), trusted={CI: 2})
     assert shortage(gone, START + 9 * MINUTE).delayed == (), "gpuyard deletes it"
     assert shortage(gone, START + 14 * MINUTE).delayed == ("b1",)
     assert shortage(gone, START + 14 * MINUTE).yielding == ()
@@ -195,8 +195,8 @@ def test_before_its_start_a_booking_keeps_its_gpus_and_lets_nobody_in() -> None:
 
 def test_at_its_start_the_limit_rises_before_the_hold_comes_off() -> None:
     held = {"host_1.0": 8}
-    seen = {"host_1.0": SeenProvider(True, 8)}
-    plan = plan_pool(view([booking()], memory=Memory(held), reserved=frozenset(held), seen=seen), START)
+    providers = {"host_1.0": SeenProvider(True, 8)}
+    plan = plan_pool(view([booking()], memory=Memory(held), reserved=frozenset(held), seen=providers), START)
     assert told(plan.steps) == [f"limit physics {COUNT} -> 1", "release host_1.0"]
     assert plan.steps[-1] == Remember("t4", "holds", None, "which holds are ours"), "forgotten after it was done"
 
@@ -221,10 +221,10 @@ def test_an_own_server_that_runs_already_is_the_first_that_a_booking_is_for(rule
     two, mine = booking(lanes=(1, 2), open_until=START + HOUR), server("mine", (3,))
     open_to_all: dict[str, Any] = {"rules": rules, "unbooked": {"physics": 0} if rules is FREE else {}}
     memory = Memory(lowered=START - HOUR, opened=frozenset({"b1"}), windows={"b1": START})
-    seen = view([two], holders=(mine,), memory=memory, **open_to_all)
-    assert seen.matches.bookings_of == {"mine": ("b1",)}
-    assert seen.room(two) == 1
-    assert f"limit physics {COUNT} -> 2" in told(plan_pool(seen, START).steps)
+    scene = view([two], holders=(mine,), memory=memory, **open_to_all)
+    assert scene.matches.bookings_of == {"mine": ("b1",)}
+    assert scene.room(two) == 1
+    assert f"limit physics {COUNT} -> 2" in told(plan_pool(scene, START).steps)
     assert view([two], holders=(server("hers", (3,), who="eve"),), memory=memory, **open_to_all).room(two) == 2
     shared = replace(two, shared=True)
     assert view([shared], holders=(server("hers", (3,), who="eve"),), memory=memory, **open_to_all).room(shared) == 1
@@ -248,8 +248,8 @@ def test_holds_of_others_are_not_taken_for_ours() -> None:
 def test_a_gpu_that_is_used_once_is_released_only_when_nothing_has_happened_to_it(
     generation: int, released: bool
 ) -> None:
-    seen = {"host_1.0": SeenProvider(True, generation)}
-    free = view([], memory=Memory({"host_1.0": 8}), reserved=frozenset(seen), seen=seen, one_time_use=True)
+    providers = {"host_1.0": SeenProvider(True, generation)}
+    free = view([], memory=Memory({"host_1.0": 8}), reserved=frozenset(providers), seen=providers, one_time_use=True)
     plan = plan_pool(free, START)
     assert told(plan.steps) == (["release host_1.0"] if released else [])
     assert plan.steps[-1] == Remember("t4", "holds", None, "which holds are ours"), (
@@ -262,8 +262,8 @@ def test_of_a_slot_the_leader_is_held_first_and_released_last() -> None:
     plan = plan_pool(view([pair], PAIRS), START - MINUTE)
     assert told(plan.steps) == ["hold host_1.0", "hold host_1.1"]
     held = {"host_1.0": 8, "host_1.1": 8}
-    seen = {name: SeenProvider(True, 8) for name in held}
-    plan = plan_pool(view([], PAIRS, memory=Memory(held), reserved=frozenset(held), seen=seen), START)
+    providers = {name: SeenProvider(True, 8) for name in held}
+    plan = plan_pool(view([], PAIRS, memory=Memory(held), reserved=frozenset(held), seen=providers), START)
     assert told(plan.steps) == ["release host_1.1", "release host_1.0"]
 
 
@@ -348,9 +348,9 @@ def test_when_the_window_is_over_the_hold_comes_back_before_the_others_limits_ri
 QUARTER = 15 * MINUTE
 
 
-def closed(seen: Scene, now: datetime) -> bool:
+def closed(scene: Scene, now: datetime) -> bool:
     """Whether the others are kept out."""
-    return f"limit art {COUNT} -> 0" in told(plan_pool(replace(seen, limits={("art", COUNT): 2}), now).steps)
+    return f"limit art {COUNT} -> 0" in told(plan_pool(replace(scene, limits={("art", COUNT): 2}), now).steps)
 
 
 def test_after_a_window_others_have_the_pool_as_long_before_the_next_one() -> None:
@@ -380,12 +380,12 @@ def test_after_a_window_others_have_the_pool_as_long_before_the_next_one() -> No
 def test_a_second_booking_of_the_same_person_makes_the_pause_no_shorter() -> None:
     """But each has its first window when it begins."""
     now = START + HOUR
-    one = booking(open_until=now + QUARTER)
+    first = booking(open_until=now + QUARTER)
     other = booking("b2", (2,), start=now - 10 * MINUTE, open_until=now)
     memory = Memory(windows={"b1": START, "b2": now - 20 * MINUTE})
-    assert not closed(replace(unbooked([one, other]), memory=memory), now)
-    assert closed(replace(unbooked([one, replace(other, user_id="eve")]), memory=memory), now)
-    assert closed(replace(unbooked([one, replace(other, open_until=now + 5 * MINUTE)]), memory=Memory()), now)
+    assert not closed(replace(unbooked([first, other]), memory=memory), now)
+    assert closed(replace(unbooked([first, replace(other, user_id="eve")]), memory=memory), now)
+    assert closed(replace(unbooked([first, replace(other, open_until=now + 5 * MINUTE)]), memory=Memory()), now)
 
 
 def test_who_keeps_nobody_out_need_not_pause() -> None:
@@ -400,18 +400,18 @@ def test_who_keeps_nobody_out_need_not_pause() -> None:
 @given(presses=st.lists(st.integers(0, 4 * 3600), max_size=30))
 def test_however_often_it_is_asked_for_others_have_half_of_the_time(presses: list[int]) -> None:
     """Minute by minute, as the loop sees it; nobody ever comes."""
-    memory, one, shut = Memory(lowered=START), booking(end=START + 9 * HOUR, open_until=START + QUARTER), []
+    memory, current, shut = Memory(lowered=START), booking(end=START + 9 * HOUR, open_until=START + QUARTER), []
     for minute in range(5 * 60):
         now = START + minute * MINUTE
         if any(minute <= press / 60 < minute + 1 for press in presses):
-            one = replace(one, open_until=now + QUARTER)
-        plan = plan_pool(unbooked([one], memory=memory), now + timedelta(seconds=10))
+            current = replace(current, open_until=now + QUARTER)
+        plan = plan_pool(unbooked([current], memory=memory), now + timedelta(seconds=10))
         words = {
             step.word: str(step.text) for step in plan.steps if isinstance(step, Remember) and step.word == "windows"
         }
         if words:
             memory = replace(memory, windows=read_memory(words).windows)
-        shut.append(bool(unbooked([one], memory=memory).closing(now + timedelta(seconds=10))))
+        shut.append(bool(unbooked([current], memory=memory).closing(now + timedelta(seconds=10))))
     for first in range(len(shut) - 30):
         assert sum(shut[first : first + 30]) <= 16, "of any half hour"
 
@@ -485,8 +485,8 @@ def test_usable_is_whose_gpus_are_released_now() -> None:
 
 def test_who_is_kept_out_by_the_release_of_somebody_elses_slot_is_not_ready() -> None:
     whole = booking("whole", (1,), gpus=2, ask={"same_group": True}, project_id="art", project="art", user_id="bob")
-    seen = view([whole, booking("single", (2,))], PAIRS, memory=Memory(lowered=START))
-    assert plan_pool(seen, START + SETTLE).ready == {"whole"}
+    scene = view([whole, booking("single", (2,))], PAIRS, memory=Memory(lowered=START))
+    assert plan_pool(scene, START + SETTLE).ready == {"whole"}
 
 
 # Who has which booking, and who must make room.
@@ -499,32 +499,32 @@ def test_servers_are_matched_by_user_and_project_and_the_oldest_keeps_what_it_ha
         server("other user", (3,), who="eve"),
         server("no gpu yet"),
     ]
-    found = match([booking(lanes=(3,))], servers)
-    assert found.bookings_of == {"old": ("b1",)}
-    assert found.claims == {"b1": (1,)}
-    assert [holder.id for holder in found.unbooked] == ["other user", "young"]
+    matches = match([booking(lanes=(3,))], servers)
+    assert matches.bookings_of == {"old": ("b1",)}
+    assert matches.claims == {"b1": (1,)}
+    assert [holder.id for holder in matches.unbooked] == ["other user", "young"]
 
 
 def test_a_server_may_use_several_bookings_of_its_owner() -> None:
     """Nova counts, so it lets a server with two GPUs in for two bookings of one."""
     two = [booking("b1", (1,)), booking("b2", (2,), start=START + MINUTE)]
-    found = match(two, [server("s", (2, 3))])
-    assert found.bookings_of == {"s": ("b2", "b1")}
-    assert found.claims == {"b2": (2,), "b1": (3,)}, "what is on its own GPU counts for it"
-    assert (found.gpus, found.unbooked) == ({"b1": 1, "b2": 1}, ())
+    matches = match(two, [server("s", (2, 3))])
+    assert matches.bookings_of == {"s": ("b2", "b1")}
+    assert matches.claims == {"b2": (2,), "b1": (3,)}, "what is on its own GPU counts for it"
+    assert (matches.gpus, matches.unbooked) == ({"b1": 1, "b2": 1}, ())
     for other in ({"user_id": "eve"}, {"project_id": "art"}, {"state": BookingState.CONFIRMED}):
-        found = match([two[0], replace(two[1], **other)], [server("s", (2, 3))])
-        assert [holder.id for holder in found.unbooked] == ["s"]
-        assert (found.claims, found.gpus) == ({}, {}), "half of it is none"
-    found = match([two[0], booking("b2", (2, 3))], [server("old", (1,)), server("s", (2, 3), created=START + MINUTE)])
-    assert found.bookings_of == {"old": ("b1",), "s": ("b2",)}, "one booking is enough where one has enough"
+        matches = match([two[0], replace(two[1], **other)], [server("s", (2, 3))])
+        assert [holder.id for holder in matches.unbooked] == ["s"]
+        assert (matches.claims, matches.gpus) == ({}, {}), "half of it is none"
+    matches = match([two[0], booking("b2", (2, 3))], [server("old", (1,)), server("s", (2, 3), created=START + MINUTE)])
+    assert matches.bookings_of == {"old": ("b1",), "s": ("b2",)}, "one booking is enough where one has enough"
 
 
 def test_a_server_on_a_whole_slot_may_use_two_bookings_of_one_gpu() -> None:
-    seen = view([booking("b1", (2,)), booking("b2", (3,))], PAIRS, holders=(server("s", (1,), gpus=2),))
-    assert seen.matches.unbooked == ()
-    assert seen.matches.gpus == {"b1": 1, "b2": 1}
-    assert [seen.room(booking) for booking in seen.bookings] == [0, 0], "though other GPUs are kept for them still"
+    scene = view([booking("b1", (2,)), booking("b2", (3,))], PAIRS, holders=(server("s", (1,), gpus=2),))
+    assert scene.matches.unbooked == ()
+    assert scene.matches.gpus == {"b1": 1, "b2": 1}
+    assert [scene.room(booking) for booking in scene.bookings] == [0, 0], "though other GPUs are kept for them still"
     one_for_two = view([booking("b1", (2, 3))], PAIRS, holders=(server("s", (1,), gpus=2),))
     assert one_for_two.room(one_for_two.bookings[0]) == 0
 
@@ -545,39 +545,39 @@ def test_no_gpu_of_a_booking_is_used_twice_and_none_is_left_where_a_server_needs
         server(f"s{n}", tuple(next(taken) for _ in range(size)), created=START + n * MINUTE)
         for n, size in enumerate(servers)
     ]
-    found = match(bookings, holders)
+    matches = match(bookings, holders)
     left = sum(sizes)
     for holder in holders:
         fits = holder.gpus <= left
-        assert (holder.id in found.bookings_of, holder in found.unbooked) == (fits, not fits)
+        assert (holder.id in matches.bookings_of, holder in matches.unbooked) == (fits, not fits)
         left -= holder.gpus if fits else 0
-    used = {booking.id: found.gpus.get(booking.id, 0) for booking in bookings}
+    used = {booking.id: matches.gpus.get(booking.id, 0) for booking in bookings}
     assert all(used[booking.id] <= booking.ask.gpus for booking in bookings)
     assert sum(used.values()) == sum(sizes) - left
-    claimed = [lane for lanes in found.claims.values() for lane in lanes]
-    assert sorted(claimed) == sorted(lane for h in holders if h.id in found.bookings_of for lane in h.lanes)
-    assert all(len(found.claims.get(booking.id, ())) == used[booking.id] for booking in bookings)
+    claimed = [lane for lanes in matches.claims.values() for lane in lanes]
+    assert sorted(claimed) == sorted(lane for h in holders if h.id in matches.bookings_of for lane in h.lanes)
+    assert all(len(matches.claims.get(booking.id, ())) == used[booking.id] for booking in bookings)
 
 
 def test_a_booking_whose_gpu_is_taken_gets_another_and_only_then_somebody_must_go() -> None:
     thief = [server("t1", (1,), "eve", "art"), server("t2", (2,), "eve", "art", created=START + MINUTE)]
     assert shortage(unbooked([booking()], holders=tuple(thief)), START).moves == {"b1": (3,)}
     full = (*thief, server("t3", (3,), "eve", "art", created=START + 2 * MINUTE))
-    found = shortage(view([booking()], rules=FREE, unbooked={"art": 3}, holders=full), START)
-    assert (found.moves, found.yielding, found.delayed) == ({}, ("t3",), ("b1",))
+    outcome = shortage(view([booking()], rules=FREE, unbooked={"art": 3}, holders=full), START)
+    assert (outcome.moves, outcome.yielding, outcome.delayed) == ({}, ("t3",), ("b1",))
     pinned = booking(ask={"gpu": "host/1.0"})
-    found = shortage(view([pinned], rules=FREE, unbooked={"art": 3}, holders=full), START)
-    assert found.yielding == ("t1",), "it must be this GPU"
+    outcome = shortage(view([pinned], rules=FREE, unbooked={"art": 3}, holders=full), START)
+    assert outcome.yielding == ("t1",), "it must be this GPU"
     assert tolerated(view([], unbooked={"art": 2}, holders=full)) == {"t1", "t2"}
-    found = shortage(view([booking()], rules=FREE, unbooked={"art": 2}, holders=full), START)
-    assert found.yielding == ("t3",), "who may not be there goes first"
+    outcome = shortage(view([booking()], rules=FREE, unbooked={"art": 2}, holders=full), START)
+    assert outcome.yielding == ("t3",), "who may not be there goes first"
 
 
 def test_somebody_who_leaves_in_time_is_not_chased() -> None:
     before = booking("before", end=START + HOUR)
     after = booking("after", start=START + HOUR, user_id="bob", state=BookingState.CONFIRMED)
-    found = shortage(view([before, after], {1: 1}, holders=(server("s", (1,)),)), START)
-    assert (found.moves, found.yielding, found.delayed) == ({}, (), ())
+    outcome = shortage(view([before, after], {1: 1}, holders=(server("s", (1,)),)), START)
+    assert (outcome.moves, outcome.yielding, outcome.delayed) == ({}, (), ())
 
 
 def test_what_is_remembered_survives_the_store() -> None:
@@ -647,12 +647,12 @@ class Pool:
         self._advance()
 
     def _advance(self) -> None:
-        for index, one in enumerate(self.bookings):
-            if one.state is BookingState.CONFIRMED and one.ask.start <= self.now:
-                one = replace(one, state=BookingState.ACTIVE, open_until=one.ask.start + 15 * MINUTE)
-            if one.state is BookingState.ACTIVE and one.ask.end <= self.now:
-                one = replace(one, state=BookingState.ENDED)
-            self.bookings[index] = one
+        for index, booking in enumerate(self.bookings):
+            if booking.state is BookingState.CONFIRMED and booking.ask.start <= self.now:
+                booking = replace(booking, state=BookingState.ACTIVE, open_until=booking.ask.start + 15 * MINUTE)
+            if booking.state is BookingState.ACTIVE and booking.ask.end <= self.now:
+                booking = replace(booking, state=BookingState.ENDED)
+            self.bookings[index] = booking
 
     def everybody_posts(self) -> None:
         for project in self.PROJECTS:
@@ -688,11 +688,11 @@ class Pool:
         self.generation[lane] += 1
         owed = [booking for booking in self.bookings if booking.id in self.secured and self._waits(booking)]
         left = len(free) - 1 + len([lane for lane in self.reserved if self.reserved[lane] == 1 and lane not in taken])
-        assert left >= len(owed), f"{project} got the GPU of {[one.id for one in owed]}"
+        assert left >= len(owed), f"{project} got the GPU of {[booking.id for booking in owed]}"
 
-    def _waits(self, one: Booking) -> bool:
-        has = any(owner == one.project_id for owner, _ in self.servers.values())
-        return one.state in (BookingState.ACTIVE, BookingState.CONFIRMED) and not has
+    def _waits(self, booking: Booking) -> bool:
+        has = any(owner == booking.project_id for owner, _ in self.servers.values())
+        return booking.state in (BookingState.ACTIVE, BookingState.CONFIRMED) and not has
 
     def somebody_deletes(self) -> None:
         if self.servers:
@@ -730,12 +730,12 @@ class Pool:
             reserved=frozenset(f"host_{lane}.0" for lane in self.reserved if lane not in taken),
         )
         names = unclear(base, self.now)
-        seen = {
+        providers = {
             f"host_{lane}.0": SeenProvider(lane in self.reserved, number)
             for lane, number in self.generation.items()
             if f"host_{lane}.0" in names
         }
-        return replace(base, seen=seen)
+        return replace(base, seen=providers)
 
     def the_controller_runs(self) -> None:
         self._look(None)
@@ -823,9 +823,9 @@ class Pool:
             self.now += SETTLE + timedelta(seconds=1)
             self._advance()
         self._look(None)
-        for one in ready:
+        for ready_booking in ready:
             self.entered += 1
-            assert self.limits.get((one.project_id, COUNT), 0) >= 1
+            assert self.limits.get((ready_booking.project_id, COUNT), 0) >= 1
             taken = {lane for _, lane in self.servers.values()}
             assert any(lane not in self.reserved and lane not in taken for lane in self.generation)
 
@@ -864,8 +864,8 @@ def test_what_is_clean_is_looked_at_and_released_in_its_generation() -> None:
     assert unclear(scene, START) == {"host_1.0"}
     (step,) = plan_pool(scene, START).steps
     assert step == ReleaseHold("t4", "host_1.0", 9, "it is clean again")
-    for seen in (SeenProvider(True, 10), SeenProvider(True, 8), SeenProvider(False, 9)):
-        assert plan_pool(clean([], seen={"host_1.0": seen}), START).steps == ()
+    for provider in (SeenProvider(True, 10), SeenProvider(True, 8), SeenProvider(False, 9)):
+        assert plan_pool(clean([], seen={"host_1.0": provider}), START).steps == ()
     assert plan_pool(clean([], clean={}), START).steps == ()  # not clean: it stays Nova's
 
 
@@ -885,6 +885,6 @@ def test_what_is_clean_and_kept_for_somebody_is_taken_over_and_never_free() -> N
 
 def test_a_slot_that_is_clean_is_released_peers_first() -> None:
     names = {"host_1.0": 9, "host_1.1": 4}
-    seen = {name: SeenProvider(True, number) for name, number in names.items()}
-    scene = clean([], sizes=PAIRS, reserved=frozenset(names), clean=names, seen=seen)
+    providers = {name: SeenProvider(True, number) for name, number in names.items()}
+    scene = clean([], sizes=PAIRS, reserved=frozenset(names), clean=names, seen=providers)
     assert told(plan_pool(scene, START).steps) == ["release host_1.1", "release host_1.0"]

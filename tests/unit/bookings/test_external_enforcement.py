@@ -56,7 +56,7 @@ class Setting:
     courier: Courier
 
     def paths(self) -> list[str]:
-        return [one.path.rpartition("/")[2] for one in self.http.asked]
+        return [request.path.rpartition("/")[2] for request in self.http.asked]
 
     def kept(self) -> dict[str, str]:
         """What may have to be taken back."""
@@ -111,15 +111,15 @@ def setting(opened: Opened, http: ScriptedHttp) -> Setting:
     return opened()
 
 
-def book(setting: Setting, one: Ask | None = None, **more: Any) -> Booking:
-    return setting.ledger.create(one or ask(1, 4, 2), ADA, **more)[0]
+def book(setting: Setting, wish: Ask | None = None, **more: Any) -> Booking:
+    return setting.ledger.create(wish or ask(1, 4, 2), ADA, **more)[0]
 
 
 def test_it_is_asked_as_blazar_asks(setting: Setting) -> None:
     made = book(setting)
-    (asked,) = setting.http.asked
-    assert (asked.path, asked.headers["x-auth-token"]) == ("/v1/check-create", TOKEN)
-    assert asked.json == {
+    (request,) = setting.http.asked
+    assert (request.path, request.headers["x-auth-token"]) == ("/v1/check-create", TOKEN)
+    assert request.json == {
         "context": {
             "user_id": ADA.user_id,
             "project_id": PROJECT,
@@ -155,17 +155,17 @@ def test_blazar_s_own_filter_posts_the_same(setting: Setting) -> None:
     setting.ledger.edit(made.id, ask(1, 5, 2), ADA)
     setting.ledger.cancel(made.id, ADA)
     setting.courier.run()
-    ours = {asked.path.rpartition("/")[2]: asked for asked in setting.http.asked}
+    ours = {posted.path.rpartition("/")[2]: posted for posted in setting.http.asked}
     assert list(ours) == list(theirs) == ["check-create", "check-update", "on-end"]
-    for name, asked in ours.items():
-        assert f"http://localhost{asked.path}" == theirs[name]["url"]
-        assert {word.lower() for word in theirs[name]["headers"]} <= set(asked.headers)
-        assert asked.headers["content-type"] == theirs[name]["headers"]["Content-Type"]
-        _alike(asked.json, theirs[name]["body"])
+    for name, request in ours.items():
+        assert f"http://localhost{request.path}" == theirs[name]["url"]
+        assert {word.lower() for word in theirs[name]["headers"]} <= set(request.headers)
+        assert request.headers["content-type"] == theirs[name]["headers"]["Content-Type"]
+        _alike(request.json, theirs[name]["body"])
     # Before there is a lease, Blazar has nothing that is not told here.
-    asked_of, told = theirs["check-create"]["body"]["lease"], ours["check-create"].json["lease"]
-    assert set(told) - set(asked_of) == {"id"}
-    assert {**told, **WHOSE} == {**asked_of, "id": made.id, **WHOSE}
+    asked_of, our_lease = theirs["check-create"]["body"]["lease"], ours["check-create"].json["lease"]
+    assert set(our_lease) - set(asked_of) == {"id"}
+    assert {**our_lease, **WHOSE} == {**asked_of, "id": made.id, **WHOSE}
 
 
 WHOSE = dict.fromkeys(("name", "user_id", "project_id"), "of each its own")
@@ -182,8 +182,8 @@ def _alike(ours: Any, theirs: Any, key: str = "") -> None:
         for name in theirs.keys() & ours.keys():
             _alike(ours[name], theirs[name], name)
     elif isinstance(theirs, list):
-        for one, other in zip(ours, theirs, strict=False):
-            _alike(one, other, key)
+        for item, other in zip(ours, theirs, strict=False):
+            _alike(item, other, key)
     else:
         assert type(ours) is type(theirs), key
         if key.endswith("_date") and theirs is not None:
@@ -203,7 +203,11 @@ def test_it_is_told_of_every_end_once_with_the_time_that_it_had(setting: Setting
     setting.ledger.upkeep.advance()
     setting.courier.run()
     setting.courier.run()
-    ends = {one.json["lease"]["id"]: one.json["lease"] for one in setting.http.asked if one.path == "/v1/on-end"}
+    ends = {
+        request.json["lease"]["id"]: request.json["lease"]
+        for request in setting.http.asked
+        if request.path == "/v1/on-end"
+    }
     assert setting.paths().count("on-end") == 3 == len(ends)
     assert ends[third.id]["end_date"] == "2026-11-23T12:30:00"
     assert ends[third.id]["reservations"][0]["allocations"][0]["hypervisor_hostname"] == "gpu-2"
@@ -226,7 +230,7 @@ def test_its_no_is_the_reason_and_nothing_is_booked(setting: Setting) -> None:
 def test_an_admin_may_set_its_no_aside(setting: Setting) -> None:
     setting.http.on("POST", "/v1/check-create", no())
     made = book(setting, by=ROOT, override=True)
-    (entry,) = [one for one in setting.ledger.audit() if one.action == "booking.override"]
+    (entry,) = [audit_entry for audit_entry in setting.ledger.audit() if audit_entry.action == "booking.override"]
     assert (entry.target, entry.rule) == (made.id, "external")
 
 
@@ -247,7 +251,7 @@ def test_of_the_same_wish_twice_at_once_one_is_taken_back(setting: Setting) -> N
     """Whoever does not wait for a slow service sends it again: both are asked for, and one of them is booked."""
     again: list[Booking] = []
 
-    def slow(asked: Asked) -> ScriptedAnswer:
+    def slow(request: Asked) -> ScriptedAnswer:
         setting.http.on("POST", "/v1/check-create", YES)
         again.append(book(setting, key="k"))
         return YES
@@ -256,9 +260,9 @@ def test_of_the_same_wish_twice_at_once_one_is_taken_back(setting: Setting) -> N
     assert book(setting, key="k").id == again[0].id
     setting.service.take_back()
     assert setting.kept() == {}
-    asked, ends = setting.http.asked[:2], setting.http.asked[2:]
-    assert [one.path for one in ends] == ["/v1/on-end"]
-    assert {one.json["lease"]["id"] for one in asked} == {again[0].id, ends[0].json["lease"]["id"]}
+    checks, ends = setting.http.asked[:2], setting.http.asked[2:]
+    assert [request.path for request in ends] == ["/v1/on-end"]
+    assert {request.json["lease"]["id"] for request in checks} == {again[0].id, ends[0].json["lease"]["id"]}
     assert ends[0].json["lease"]["id"] != again[0].id
 
 
@@ -269,13 +273,13 @@ def test_a_series_is_asked_one_by_one_and_taken_back_as_a_whole(setting: Setting
     setting.service.take_back()
     assert setting.paths() == ["check-create"] * 3 + ["on-end"] * 2
     assert not setting.kept()
-    assert len({one.json["lease"]["id"] for one in setting.http.asked}) == 3
+    assert len({request.json["lease"]["id"] for request in setting.http.asked}) == 3
 
 
 def test_a_yes_for_what_is_then_not_booked_is_taken_back(setting: Setting) -> None:
     """Somebody else is faster while the service thinks about it."""
 
-    def thinks(asked: Asked) -> ScriptedAnswer:
+    def thinks(request: Asked) -> ScriptedAnswer:
         with setting.ledger._transactions.change("v100") as transaction:
             for lane in transaction.lanes:
                 hold = replace(other, id=f"x{lane.id}", lanes=(lane.id,))
@@ -335,8 +339,8 @@ def test_a_change_is_asked_for_with_what_it_is_and_what_it_is_to_be(setting: Set
     setting.ledger.edit(made.id, replace(made.ask, comment="thesis"), ADA)
     assert setting.paths() == ["check-create"]  # which is no use
     setting.ledger.edit(made.id, ask(1, 6, 2), ADA)
-    asked = setting.http.asked[-1].json
-    assert (asked["current_lease"]["end_date"], asked["lease"]["end_date"]) == (
+    body = setting.http.asked[-1].json
+    assert (body["current_lease"]["end_date"], body["lease"]["end_date"]) == (
         "2026-11-23T17:00:00",
         "2026-11-23T19:00:00",
     )
@@ -353,9 +357,9 @@ def test_a_change_that_fails_here_is_taken_back_there(setting: Setting) -> None:
     with pytest.raises(RefusedError):
         setting.ledger.edit(made.id, ask(1, 6, 2), ADA)
     setting.service.take_back()
-    there, back = setting.http.asked[-2:]
-    assert there.path == back.path == "/v1/check-update"
-    assert (back.json["current_lease"], back.json["lease"]) == (there.json["lease"], there.json["current_lease"])
+    change, back = setting.http.asked[-2:]
+    assert change.path == back.path == "/v1/check-update"
+    assert (back.json["current_lease"], back.json["lease"]) == (change.json["lease"], change.json["current_lease"])
 
 
 def slow(sock: socket.socket) -> None:
@@ -431,7 +435,7 @@ def test_a_site_may_book_on_while_it_is_away(opened: Opened, http: ScriptedHttp)
     setting = opened(outage="allow")
     http.on("POST", "/v1/check-create", ScriptedAnswer(500))
     made = book(setting)
-    (entry,) = [one for one in setting.ledger.audit() if one.action == "external.outage"]
+    (entry,) = [audit_entry for audit_entry in setting.ledger.audit() if audit_entry.action == "external.outage"]
     assert (entry.target, "answers 500" in entry.text) == (made.id, True)
     assert not setting.kept()
     http.on("POST", "/v1/check-create", no())
@@ -454,7 +458,7 @@ def test_an_end_is_told_however_long_it_is_away(setting: Setting) -> None:
     setting.clock.now += timedelta(days=2)
     setting.courier.run()
     assert setting.paths().count("on-end") == before
-    assert not [one for one in setting.ledger.audit() if one.action == "message.given_up"]
+    assert not [audit_entry for audit_entry in setting.ledger.audit() if audit_entry.action == "message.given_up"]
 
 
 def test_the_token_is_read_anew_and_never_said(tmp_path: Path, http: ScriptedHttp) -> None:
@@ -468,7 +472,7 @@ def test_the_token_is_read_anew_and_never_said(tmp_path: Path, http: ScriptedHtt
     client.post("on-end", {})
     file.write_text("second")
     client.post("on-end", {})
-    assert [one.headers["x-auth-token"] for one in http.asked] == ["first", "second"]
+    assert [request.headers["x-auth-token"] for request in http.asked] == ["first", "second"]
     for bad in ("", "two words\nX-Admin: yes", "a" * 5000, "tokén"):
         file.write_text(bad)
         with pytest.raises(UsageError) as error:
@@ -510,7 +514,7 @@ def test_coral_credits_is_asked_told_and_given_back(opened: Opened, http: Script
     setting.courier.run()
     assert credits.hours[PROJECT, CLASS] == 18  # it was there for an hour
     assert credits.ended == [made.id]
-    assert all(json.dumps(one.json) for one in http.asked)
+    assert all(json.dumps(request.json) for request in http.asked)
 
 
 def test_a_change_of_what_coral_credits_does_not_know_is_a_new_one(opened: Opened, http: ScriptedHttp) -> None:
@@ -546,8 +550,8 @@ def test_a_site_says_which_service_it_is(tmp_path: Path, http: ScriptedHttp) -> 
     assert TOKEN not in opened.channel.name
     http.on("POST", "/consumer/check-create", YES)
     ledger.create(ask(1, 4, 2), ADA)
-    (asked,) = http.asked
-    assert asked.json["lease"]["reservations"][0]["flavor_id"] == "v100.1"
-    assert asked.json["lease"]["resource_requests"] == {"CUSTOM_GPU_V100": 2}
+    (request,) = http.asked
+    assert request.json["lease"]["reservations"][0]["flavor_id"] == "v100.1"
+    assert request.json["lease"]["resource_requests"] == {"CUSTOM_GPU_V100": 2}
     assert opened.loop.run_once("test")
     ledger.close()

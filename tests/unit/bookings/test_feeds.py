@@ -87,7 +87,7 @@ def test_feeds_of_pools_and_gpus(portal: BookingPortal, ada: TestClient) -> None
     (on_t4,) = portal.ledger.create(ask(pool="t4", gpus=2), BOB)
     (on_v100,) = portal.ledger.create(ask(pool="v100", gpu="gpu-1/0000:27:00.0"), BOB)
     (held,) = portal.ledger.hold(["gpu-3/0000:18:00.0"], NOON + 9 * HOUR, NOON + 10 * HOUR, ROOT, "new fan")
-    assert set(read(portal, feed(ada, "pool", "t4"))) == {f"{one.id}@test-site" for one in (on_t4, held)}
+    assert set(read(portal, feed(ada, "pool", "t4"))) == {f"{booking.id}@test-site" for booking in (on_t4, held)}
     assert set(read(portal, feed(ada, "gpu", "gpu-2/0000:18:00.0"))) == {f"{on_t4.id}@test-site"}
     assert set(read(portal, feed(ada, "gpu", "gpu-1/0000:28:00.0"))) == {f"{on_v100.id}@test-site"}
     hold = read(portal, feed(ada, "gpu", "gpu-3/0000:18:00.0"))[f"{held.id}@test-site"]
@@ -128,10 +128,10 @@ def test_of_too_many_bookings_those_that_are_over_go_first(
 ) -> None:
     monkeypatch.setattr(feeds, "MOST_EVENTS", 2)
     made = feed(ada, "user")
-    booked = [one for start in (1, 50, 60) for one in portal.ledger.create(ask(start), ADA)]
-    assert list(read(portal, made)) == [f"{one.id}@test-site" for one in booked[:2]]
+    booked = [booking for start in (1, 50, 60) for booking in portal.ledger.create(ask(start), ADA)]
+    assert list(read(portal, made)) == [f"{booking.id}@test-site" for booking in booked[:2]]
     portal.clock.forward(hours=40)
-    assert list(read(portal, made)) == [f"{one.id}@test-site" for one in booked[1:]]
+    assert list(read(portal, made)) == [f"{booking.id}@test-site" for booking in booked[1:]]
 
 
 def test_a_feed_says_when_it_was_read_and_ends(portal: BookingPortal, ada: TestClient) -> None:
@@ -153,9 +153,9 @@ def test_a_feed_says_when_it_was_read_and_ends(portal: BookingPortal, ada: TestC
 
 def test_the_secret_is_told_once_and_kept_nowhere(portal: BookingPortal, ada: TestClient, tmp_path: Path) -> None:
     made = feed(ada, "user")
-    found = re.fullmatch(r"/ical/([\w-]{43})\.ics", made["path"])
-    assert found
-    secret = found.group(1)
+    match = re.fullmatch(r"/ical/([\w-]{43})\.ics", made["path"])
+    assert match
+    secret = match.group(1)
     assert secret not in ada.get("/v1/feeds").text
     assert ada.get("/v1/feeds").json()["feeds"] == [
         {key: value for key, value in made.items() if key not in ("path", "url")}

@@ -60,10 +60,10 @@ class Groups(Harness):
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Groups]:
-    one = Groups(tmp_path, MUST, more={"runners": RUNNERS})
-    one.controller.run()
-    yield one
-    one.store.close()
+    groups = Groups(tmp_path, MUST, more={"runners": RUNNERS})
+    groups.controller.run()
+    yield groups
+    groups.store.close()
 
 
 def calls(cloud: SmallCloud, number: int, then: Callable[[], object]) -> list[set[str]]:
@@ -71,7 +71,7 @@ def calls(cloud: SmallCloud, number: int, then: Callable[[], object]) -> list[se
     reserved before each call after it, the next included: empty as long as it was not done."""
     left, after = [number], list[set[str]]()
 
-    def between(asked: str) -> None:
+    def between(call: str) -> None:
         if left[0] == 0:
             left[0] = -1
             then()
@@ -106,9 +106,9 @@ def test_a_look_that_began_before_a_hold_came_off_takes_it_for_ours(made: Groups
     """Else the GPUs would be in trouble, as ones that somebody else has reserved."""
     lease = made.lease()
     made.holds.place(lease.id)
-    seen = made.cloud.take(made.now)
+    snapshot = made.cloud.take(made.now)
     made.holds.lift(lease.id)
-    take, made.cloud.take = made.cloud.take, lambda now: seen  # type: ignore[method-assign]
+    take, made.cloud.take = made.cloud.take, lambda now: snapshot  # type: ignore[method-assign]
     made.controller.run()
     assert not [lane.trouble for lane in made.ledger.lanes(POOL) if lane.trouble]
     made.cloud.take = take  # type: ignore[method-assign]

@@ -39,23 +39,26 @@ def lease(
 
 
 def current(ledger: Ledger) -> list[str]:
-    return [one.server for one in ledger.leases.current()]
+    return [booking.server for booking in ledger.leases.current()]
 
 
 def test_a_lease_takes_a_lane_from_now_on(ledger: Ledger, clock: Clock) -> None:
-    one = lease(ledger, "r1")
-    assert (one.kind, one.state, one.lanes) == (BookingKind.RUNNER, BookingState.ACTIVE, (3,)), (
+    booking = lease(ledger, "r1")
+    assert (booking.kind, booking.state, booking.lanes) == (BookingKind.RUNNER, BookingState.ACTIVE, (3,)), (
         "a slot of one GPU first"
     )
-    assert (one.ask.start, one.ask.end, one.user_id, one.project) == (NOON, NOON + 2 * HOUR, "", "ci")
-    assert ledger.leases.current() == [one] == ledger.find(Query(kinds=frozenset({BookingKind.RUNNER})))
+    assert (booking.ask.start, booking.ask.end, booking.user_id, booking.project) == (NOON, NOON + 2 * HOUR, "", "ci")
+    assert ledger.leases.current() == [booking] == ledger.find(Query(kinds=frozenset({BookingKind.RUNNER})))
     assert ledger.check(ask(start=0, gpus=4), ADA).reasons[0].code == "full"
-    ledger.leases.end(one.id, "its job is over")
-    assert (ledger.get(one.id).state, ledger.get(one.id).reason) == (BookingState.ENDED, "its job is over")
-    ledger.leases.end(one.id, "again")
-    assert ledger.get(one.id).reason == "its job is over"
+    ledger.leases.end(booking.id, "its job is over")
+    assert (ledger.get(booking.id).state, ledger.get(booking.id).reason) == (BookingState.ENDED, "its job is over")
+    ledger.leases.end(booking.id, "again")
+    assert ledger.get(booking.id).reason == "its job is over"
     assert ledger.check(ask(start=0, gpus=4), ADA).yes
-    assert [(one.actor, one.action) for one in ledger.audit()] == [("gpuyard", "lease.end"), ("gpuyard", "lease.take")]
+    assert [(entry.actor, entry.action) for entry in ledger.audit()] == [
+        ("gpuyard", "lease.end"),
+        ("gpuyard", "lease.take"),
+    ]
     assert ledger._store.take_undelivered("test", NOON + DAY, 100) == [], "nobody is told"
 
 
@@ -65,12 +68,12 @@ def test_taken_again_for_the_same_server_it_is_the_same(ledger: Ledger) -> None:
 
 
 def test_time_ends_a_lease(ledger: Ledger, clock: Clock) -> None:
-    one = lease(ledger, "r1")
+    booking = lease(ledger, "r1")
     clock.forward(2)
     ledger.upkeep.advance()
-    assert ledger.get(one.id).state is BookingState.ENDED
+    assert ledger.get(booking.id).state is BookingState.ENDED
     with pytest.raises(RefusedError, match="is ended"):
-        ledger.leases.extend(one.id, clock.now + HOUR)
+        ledger.leases.extend(booking.id, clock.now + HOUR)
     with pytest.raises(NoBookingError):
         ledger.leases.end("nothing", "")
 
@@ -80,19 +83,19 @@ def test_it_ends_before_the_hold_of_the_booking_that_follows(ledger: Ledger) -> 
     with pytest.raises(RefusedError) as refused:
         lease(ledger, "r1", 2)
     assert names(refused.value.answer.reasons) == ["full"]
-    one = lease(ledger, "r1", 2 - HOLD / HOUR)
-    assert ledger.leases.extend(one.id, one.ask.end - timedelta(minutes=5)).ask.end < one.ask.end
+    booking = lease(ledger, "r1", 2 - HOLD / HOUR)
+    assert ledger.leases.extend(booking.id, booking.ask.end - timedelta(minutes=5)).ask.end < booking.ask.end
     with pytest.raises(RefusedError):
-        ledger.leases.extend(one.id, one.ask.end + timedelta(minutes=1))
-    assert ledger.leases.extend(one.id, one.ask.end).ask.end == one.ask.end
+        ledger.leases.extend(booking.id, booking.ask.end + timedelta(minutes=1))
+    assert ledger.leases.extend(booking.id, booking.ask.end).ask.end == booking.ask.end
 
 
 def test_bookings_that_have_not_begun_move_and_are_not_delayed(ledger: Ledger) -> None:
     """Two later ones are on the lanes in turn, so a lease has room throughout only when they share one."""
     made = [ledger.create(ask(start=start, hours=2), ADA)[0] for start in (4, 4, 4, 8)]
     long = [lease(ledger, f"r{number}", 12) for number in range(1)]
-    assert long[0].lanes[0] not in {lane for one in made for lane in ledger.get(one.id).lanes}
-    assert [ledger.get(one.id).ask for one in made] == [one.ask for one in made]
+    assert long[0].lanes[0] not in {lane for booking in made for lane in ledger.get(booking.id).lanes}
+    assert [ledger.get(booking.id).ask for booking in made] == [booking.ask for booking in made]
     with pytest.raises(RefusedError):
         lease(ledger, "too long", 12)
 
@@ -121,7 +124,7 @@ def test_a_booking_ends_the_leases_that_yield_and_that_it_needs(ledger: Ledger, 
     (made,) = ledger.create(ask(start=0, hours=1), BOB)
     assert made.lanes == (3,)
     assert current(ledger) == ["r1", "r2", "r3"]
-    ended = next(one for one in ledger.find(Query(states=frozenset({BookingState.ENDED}))))
+    ended = next(booking for booking in ledger.find(Query(states=frozenset({BookingState.ENDED}))))
     assert (ended.server, ended.reason, ended.yields) == ("r0", MADE_WAY, False)
     ledger.create(ask(start=0, hours=1, gpus=2), BOB)
     assert current(ledger) == ["r1"]
@@ -131,14 +134,14 @@ def test_a_booking_ends_the_leases_that_yield_and_that_it_needs(ledger: Ledger, 
 
 
 def test_edits_extensions_and_the_waitlist_get_what_yields_too(ledger: Ledger, clock: Clock) -> None:
-    (one,) = ledger.create(ask(start=0, hours=1), ADA)
+    (booking,) = ledger.create(ask(start=0, hours=1), ADA)
     ledger.upkeep.advance()
     for number in range(3):
         lease(ledger, f"r{number}", 8)
     (waiting,) = ledger.create(ask(start=1, hours=5, gpus=2), BOB, wait=True)
     assert waiting.state is BookingState.WAITING
     with pytest.raises(RefusedError):
-        ledger.edit(one.id, ask(start=0, hours=1, gpus=2), ADA)
+        ledger.edit(booking.id, ask(start=0, hours=1, gpus=2), ADA)
     last = ledger.leases.current()[-1]
     ledger.upkeep.advance()
     assert ledger.leases.extend(last.id, last.ask.end, yields=True).state is BookingState.ENDED, (
@@ -148,7 +151,7 @@ def test_edits_extensions_and_the_waitlist_get_what_yields_too(ledger: Ledger, c
     assert current(ledger) == ["r0", "r1"]
     first = ledger.leases.current()[0]
     ledger.leases.extend(first.id, first.ask.end, yields=True)
-    assert len(ledger.edit(one.id, ask(start=0, hours=1, gpus=3), ADA).lanes) == 3
+    assert len(ledger.edit(booking.id, ask(start=0, hours=1, gpus=3), ADA).lanes) == 3
     assert current(ledger) == ["r1"]
 
 
@@ -171,31 +174,31 @@ def test_a_lease_does_not_end_another_one(ledger: Ledger) -> None:
 def test_rooms_say_when_lanes_are_free(ledger: Ledger, clock: Clock) -> None:
     (late,) = ledger.create(ask(start=5, hours=1), ADA)
     ledger.create(ask(start=60, hours=1, gpu="gpu-1/0000:27:00.0", gpus=2, same_group=True), ADA)
-    one = lease(ledger, "r1")
+    booking = lease(ledger, "r1")
     ids = sorted(lane.id for lane in ledger.lanes("v100"))
-    bad = next(lane for lane in reversed(ids) if lane not in (*one.lanes, *late.lanes))
+    bad = next(lane for lane in reversed(ids) if lane not in (*booking.lanes, *late.lanes))
     ledger.upkeep.set_troubles({bad: "lost"})
     room = ledger.leases.rooms()["v100"]
     by_lane = dict(zip((id for id in ids if id != bad), room.lanes, strict=True))
     expected: dict[int, tuple[tuple[datetime, datetime], ...]] = {id: ((NOON, FOREVER),) for id in ids if id != bad}
-    expected[one.lanes[0]] = ((NOON + 2 * HOUR, FOREVER),)
+    expected[booking.lanes[0]] = ((NOON + 2 * HOUR, FOREVER),)
     expected[late.lanes[0]] = (
         ((NOON, NOON + 5 * HOUR - HOLD), (NOON + 6 * HOUR, FOREVER))
-        if late.lanes != one.lanes
+        if late.lanes != booking.lanes
         else ((NOON + 2 * HOUR, NOON + 5 * HOUR - HOLD), (NOON + 6 * HOUR, FOREVER))
     )
-    assert {id: found.free for id, found in by_lane.items()} == expected
+    assert {id: capacity.free for id, capacity in by_lane.items()} == expected
     assert (room.lanes[0].size, room.lanes[0].host) == (2, "gpu-1")
     assert HORIZON < 60 * HOUR, "what begins after it is not looked at"
 
 
 def test_nobody_but_gpuyard_changes_a_lease(ledger: Ledger) -> None:
-    one = lease(ledger, "r1")
+    booking = lease(ledger, "r1")
     acts: tuple[Callable[[], object], ...] = (
-        lambda: ledger.end(one.id, ROOT),
-        lambda: ledger.cancel(one.id, ROOT),
-        lambda: ledger.open(one.id, ROOT),
-        lambda: ledger.edit(one.id, one.ask, ROOT),
+        lambda: ledger.end(booking.id, ROOT),
+        lambda: ledger.cancel(booking.id, ROOT),
+        lambda: ledger.open(booking.id, ROOT),
+        lambda: ledger.edit(booking.id, booking.ask, ROOT),
     )
     for act in acts:
         with pytest.raises(ForbiddenError, match="gpuyard's own"):

@@ -38,18 +38,19 @@ def refusal(ledger: Ledger, *args: object, **more: object) -> list[str]:
     return names(refused.value.answer.reasons)
 
 
-def state(ledger: Ledger, one: Booking) -> BookingState:
-    return ledger.get(one.id).state
+def state(ledger: Ledger, booking: Booking) -> BookingState:
+    return ledger.get(booking.id).state
 
 
 def events(ledger: Ledger) -> list[tuple[str, str]]:
     return [
-        (one.event.kind, one.event.booking) for one in ledger._store.take_undelivered("test", NOON + 1000 * DAY, 1000)
+        (delivery.event.kind, delivery.event.booking)
+        for delivery in ledger._store.take_undelivered("test", NOON + 1000 * DAY, 1000)
     ]
 
 
 def audit(ledger: Ledger) -> list[tuple[str, str, str]]:
-    return [(one.actor, one.action, one.rule) for one in reversed(ledger.audit(1000))]
+    return [(entry.actor, entry.action, entry.rule) for entry in reversed(ledger.audit(1000))]
 
 
 def test_a_booking_is_there_at_once(ledger: Ledger) -> None:
@@ -57,7 +58,7 @@ def test_a_booking_is_there_at_once(ledger: Ledger) -> None:
     assert made.state is BookingState.CONFIRMED
     assert ledger.get(made.id) == made
     assert ledger.find(Query(user_id=ADA.user_id)) == [made]
-    assert [one.booking for one in ledger.occupied("v100", NOON, NOON + DAY)] == [made.id]
+    assert [occupied.booking for occupied in ledger.occupied("v100", NOON, NOON + DAY)] == [made.id]
     assert ledger.free("v100", NOON, NOON + 6 * HOUR, 3600) == [
         (NOON + n * HOUR, free) for n, free in enumerate([4, 3, 3, 3, 3, 4])
     ]
@@ -196,7 +197,7 @@ def test_a_booking_of_any_gpu_stays_where_its_owner_named_the_gpu_later(tmp_path
     ledger = open_ledger(tmp_path, Rules(most_active=99, most_active_per_gpu=1), clock)
     lanes = {lane.name[-7:-5]: lane.id for lane in ledger.lanes("v100")}
     anything, bobs = (ledger.create(ask(start=5, hours=2), who)[0] for who in (ADA, BOB))
-    (hers,), (his,) = ([gpu for gpu, lane in lanes.items() if lane in one.lanes] for one in (anything, bobs))
+    (hers,), (his,) = ([gpu for gpu, lane in lanes.items() if lane in booking.lanes] for booking in (anything, bobs))
     ledger.create(named(40, hers), ADA)
     ledger.create(named(5, his), BOB)
     assert ledger.get(bobs.id).lanes != bobs.lanes
@@ -226,8 +227,8 @@ def test_one_key_makes_one_booking(ledger: Ledger) -> None:
 
 def test_recurring_bookings_are_made_all_or_none(ledger: Ledger) -> None:
     made = ledger.create(ask(), ADA, repeat="FREQ=DAILY;COUNT=3")
-    assert [one.ask.start - NOON for one in made] == [HOUR, HOUR + DAY, HOUR + 2 * DAY]
-    assert len({one.series for one in made}) == 1
+    assert [booking.ask.start - NOON for booking in made] == [HOUR, HOUR + DAY, HOUR + 2 * DAY]
+    assert len({booking.series for booking in made}) == 1
     ledger.create(ask(start=25, gpus=3), BOB)
     with pytest.raises(RefusedError, match=r"on Tue 2026-11-24 13:00 UTC: no GPU of pool v100 is free"):
         ledger.create(ask(), BOB, repeat="FREQ=DAILY;COUNT=3")
@@ -379,14 +380,14 @@ def test_who_waits_in_vain_expires(ledger: Ledger, clock: Clock) -> None:
 
 def test_approval_looks_for_gpus_when_it_is_given(tmp_path: Path, clock: Clock) -> None:
     ledger = open_ledger(tmp_path, Rules(approval=True, most_active=9), clock)
-    one, other, late = (ledger.create(ask(gpus=3), who)[0] for who in (ADA, BOB, ADA))
-    assert one.state is BookingState.REQUESTED
-    assert one.lanes == ()
-    assert ledger.approve(one.id, ROOT).state is BookingState.CONFIRMED
+    first, other, late = (ledger.create(ask(gpus=3), who)[0] for who in (ADA, BOB, ADA))
+    assert first.state is BookingState.REQUESTED
+    assert first.lanes == ()
+    assert ledger.approve(first.id, ROOT).state is BookingState.CONFIRMED
     with pytest.raises(RefusedError, match="only 1 of 3"):
         ledger.approve(other.id, ROOT)
     with pytest.raises(LifeError):
-        ledger.approve(one.id, ROOT)
+        ledger.approve(first.id, ROOT)
     assert ledger.cancel(other.id, ROOT, reason="not now").state is BookingState.CANCELLED
     clock.forward(5)
     ledger.upkeep.advance()
@@ -395,14 +396,14 @@ def test_approval_looks_for_gpus_when_it_is_given(tmp_path: Path, clock: Clock) 
 
 
 def test_a_no_show_is_released_and_a_claim_is_none(ledger: Ledger, clock: Clock) -> None:
-    one, other = (ledger.create(ask(gpus=2, hours=20), who)[0] for who in (ADA, BOB))
+    first, other = (ledger.create(ask(gpus=2, hours=20), who)[0] for who in (ADA, BOB))
     ledger.upkeep.record_claims({})
     for _ in range(130):
         clock.forward(minutes=2.5)
         ledger.upkeep.advance()
-        ledger.upkeep.record_claims({one.id: one.lanes[:1]}, {other.id})
-    assert ledger.get(one.id).claimed is not None
-    assert state(ledger, one) is BookingState.ACTIVE
+        ledger.upkeep.record_claims({first.id: first.lanes[:1]}, {other.id})
+    assert ledger.get(first.id).claimed is not None
+    assert state(ledger, first) is BookingState.ACTIVE
     assert state(ledger, other) is BookingState.NO_SHOW
     assert ledger.get(other.id).ask.end <= NOON + 5 * HOUR + timedelta(minutes=5)
     assert ledger.check(ask(start=6, gpus=2), ROOT).yes
@@ -529,15 +530,15 @@ def test_pools_with_unbooked_use_open_a_window(tmp_path: Path, clock: Clock) -> 
 
 
 def test_two_ledgers_on_one_store_never_disagree(tmp_path: Path, clock: Clock) -> None:
-    one, other = open_ledger(tmp_path, clock=clock), open_ledger(tmp_path, clock=clock)
+    ledger, other = open_ledger(tmp_path, clock=clock), open_ledger(tmp_path, clock=clock)
     other._new_id = Numbers(iter(range(1000, 2000)))
-    (made,) = one.create(ask(gpus=3), ADA)
+    (made,) = ledger.create(ask(gpus=3), ADA)
     assert refusal(other, ask(gpus=2), BOB) == ["full"]
     other.create(ask(), BOB)
-    assert refusal(one, ask(), BOB) == ["full"]
+    assert refusal(ledger, ask(), BOB) == ["full"]
     other.cancel(made.id, ADA)
-    assert one.create(ask(gpus=3), ADA)
-    one.close()
+    assert ledger.create(ask(gpus=3), ADA)
+    ledger.close()
     other.close()
 
 

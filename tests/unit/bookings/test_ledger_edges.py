@@ -65,12 +65,12 @@ def test_a_host_that_dies_moves_some_and_tells_the_others(ledger: Ledger) -> Non
     for start, hours in ((0, 2), (2, 2)):
         for _ in v100:
             ledger.create(ask(start=start, hours=hours), ADA)
-    for one in ledger.find(Query())[:3]:
-        ledger.cancel(one.id, ADA)
+    for booking in ledger.find(Query())[:3]:
+        ledger.cancel(booking.id, ADA)
     for count in (1, 2, 3):
         ledger.upkeep.set_troubles(dict.fromkeys(v100[:count], "lost"))
-        for one in ledger.find(Query(states=frozenset({BookingState.CONFIRMED}))):
-            assert len(one.lanes) == 1
+        for booking in ledger.find(Query(states=frozenset({BookingState.CONFIRMED}))):
+            assert len(booking.lanes) == 1
     ledger.upkeep.set_troubles({})
 
 
@@ -126,12 +126,12 @@ def test_more_active_bookings_than_a_page_are_all_looked_at(tmp_path: Path, cloc
     ledger = Ledger(store, book, clock, Numbers())
     made = [ledger.create(Ask("big", NOON, NOON + 20 * HOUR), ADA)[0] for _ in range(count)]
     ledger.upkeep.advance()
-    claims = {one.id: one.lanes for one in made[:-1]}
+    claims = {booking.id: booking.lanes for booking in made[:-1]}
     for _ in range(75):
         ledger.upkeep.record_claims(claims, {made[-1].id})
         clock.forward(minutes=4)
-    found = ledger.find(Query(states=frozenset({BookingState.NO_SHOW})), 10**6)
-    assert [one.id for one in found] == [made[-1].id]
+    no_shows = ledger.find(Query(states=frozenset({BookingState.NO_SHOW})), 10**6)
+    assert [booking.id for booking in no_shows] == [made[-1].id]
     store.close()
 
 
@@ -197,9 +197,9 @@ def test_who_waits_or_asks_for_approval_pays_when_it_is_given(tmp_path: Path, cl
     (first,) = ledger.create(ask(gpus=4, hours=1), BOB)
     waiting = [ledger.create(ask(gpus=1, hours=1), ADA, wait=True)[0] for _ in range(4)]
     ledger.cancel(first.id, BOB)
-    assert all(ledger.get(one.id).state is BookingState.OFFERED for one in waiting)
-    for one in waiting[:2]:
-        ledger.accept(one.id, ADA)
+    assert all(ledger.get(booking.id).state is BookingState.OFFERED for booking in waiting)
+    for accepted in waiting[:2]:
+        ledger.accept(accepted.id, ADA)
     with pytest.raises(RefusedError):
         ledger.create(ask(start=9, hours=1), ADA)
     ledger.close()
@@ -264,8 +264,8 @@ def test_what_is_down_now_can_be_booked_for_later_with_a_word_of_warning(ledger:
     assert now.alternatives[0].ask.start == NOON + DAY, "when it is expected to be back"
     later = ledger.check(ask(24), ADA)
     assert later.yes, "the rule says a day"
-    said = "GPU gpu-1/0000:a3:00.0 cannot be used now (nova-compute on gpu-1 is down); it is expected back by"
-    assert later.warnings == (f"{said} Tue 2026-11-24 12:00 UTC",)
+    warning = "GPU gpu-1/0000:a3:00.0 cannot be used now (nova-compute on gpu-1 is down); it is expected back by"
+    assert later.warnings == (f"{warning} Tue 2026-11-24 12:00 UTC",)
     named = ledger.check(ask(1, gpu="gpu-1/0000:a3:00.0"), ADA)
     assert named.reasons[0].text.endswith("is down; it can be booked from Tue 2026-11-24 12:00 UTC on")
     assert ledger.check(ask(24, gpu="gpu-1/0000:a3:00.0"), ADA).yes
@@ -356,24 +356,24 @@ def test_a_booking_is_empty_since_its_owner_could_have_another_server(ledger: Le
     (made,) = ledger.create(ask(0, hours=20), ADA)
     ledger.upkeep.advance()
 
-    def look(there: bool, ready: bool) -> datetime | None:
-        claims = {made.id: made.lanes} if there else {}
+    def look(has_server: bool, ready: bool) -> datetime | None:
+        claims = {made.id: made.lanes} if has_server else {}
         clock.forward(seconds=6)
         ledger.upkeep.record_claims(claims, {made.id} if ready else (), {made.id: ready})
         return ledger.get(made.id).empty_since
 
-    assert look(there=False, ready=True) is None, "no server has come yet"
-    assert look(there=True, ready=False) is None
-    assert look(there=False, ready=False) is None, "somebody else is on its GPU"
-    since = look(there=False, ready=True)
-    assert since == look(there=False, ready=True) == clock.now - timedelta(seconds=6)
+    assert look(has_server=False, ready=True) is None, "no server has come yet"
+    assert look(has_server=True, ready=False) is None
+    assert look(has_server=False, ready=False) is None, "somebody else is on its GPU"
+    since = look(has_server=False, ready=True)
+    assert since == look(has_server=False, ready=True) == clock.now - timedelta(seconds=6)
     ledger.upkeep.record_claims({})
     assert ledger.get(made.id).empty_since == since, "a pool that could not be looked at changes nothing"
-    assert look(there=False, ready=False) is None
+    assert look(has_server=False, ready=False) is None
     clock.forward(hours=-1)
-    assert look(there=False, ready=True) == clock.now
+    assert look(has_server=False, ready=True) == clock.now
     clock.forward(hours=-1)
-    assert look(there=False, ready=True) == clock.now, "the clock has gone back"
-    assert look(there=True, ready=True) is None, "it has room for a second one"
-    look(there=False, ready=True)
+    assert look(has_server=False, ready=True) == clock.now, "the clock has gone back"
+    assert look(has_server=True, ready=True) is None, "it has room for a second one"
+    look(has_server=False, ready=True)
     assert ledger.end(made.id, ADA).empty_since is None

@@ -21,9 +21,9 @@ MANAGER = replace(COLLEAGUE, roles=frozenset({"manager", "member", "reader"}))
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    found = open_ledger(tmp_path, Rules(most_active=1))
-    yield found
-    found.close()
+    ledger = open_ledger(tmp_path, Rules(most_active=1))
+    yield ledger
+    ledger.close()
 
 
 def test_a_manager_books_for_a_member_by_the_members_rules(ledger: Ledger) -> None:
@@ -65,9 +65,9 @@ def active(made: Booking) -> Booking:
 
 def test_a_shared_booking_is_used_by_whoever_comes_first(ledger: Ledger) -> None:
     (shared,) = ledger.create(ask(0), ADA, by=ROOT, shared=True)
-    found = match([active(shared)], [server("first", "u-carl", 3), server("second", "u-ada", 4, hours=1)])
-    assert found.bookings_of == {"first": (shared.id,)}
-    assert [one.id for one in found.unbooked] == ["second"]
+    matches = match([active(shared)], [server("first", "u-carl", 3), server("second", "u-ada", 4, hours=1)])
+    assert matches.bookings_of == {"first": (shared.id,)}
+    assert [holder.id for holder in matches.unbooked] == ["second"]
     stranger = replace(server("other", "u-bob", 3), project_id="p-biology")
     assert match([active(shared)], [stranger]).unbooked == (stranger,)
 
@@ -76,5 +76,5 @@ def test_an_own_booking_is_used_before_a_shared_one(ledger: Ledger) -> None:
     (shared,) = ledger.create(ask(0), COLLEAGUE, by=ROOT, shared=True)
     (own,) = ledger.create(ask(0.5), ADA)
     lane = next(lane.id for lane in ledger.lanes("v100") if lane.id not in (*shared.lanes, *own.lanes))
-    found = match([active(shared), active(own)], [server("hers", "u-ada", lane)])
-    assert found.bookings_of == {"hers": (own.id,)}
+    matches = match([active(shared), active(own)], [server("hers", "u-ada", lane)])
+    assert matches.bookings_of == {"hers": (own.id,)}

@@ -83,12 +83,20 @@ class LedgerMachine(RuleBasedStateMachine):
         return ask(start=(self.clock.now - NOON).total_seconds() / 3600 + start, hours=hours, **kind)  # type: ignore[arg-type]
 
     def some(self, index: int, *states: BookingState, kind: BookingKind = BookingKind.BOOKING) -> Booking | None:
-        found = [one for one in self.seen.values() if one.state in (states or tuple(BookingState)) and one.kind is kind]
-        return found[index % len(found)] if found else None
+        bookings = [
+            booking
+            for booking in self.seen.values()
+            if booking.state in (states or tuple(BookingState)) and booking.kind is kind
+        ]
+        return bookings[index % len(bookings)] if bookings else None
 
     def leases(self) -> dict[str, Booking]:
         """Those that are on."""
-        return {one.id: one for one in self.seen.values() if one.kind is RUNNER and one.state is BookingState.ACTIVE}
+        return {
+            booking.id: booking
+            for booking in self.seen.values()
+            if booking.kind is RUNNER and booking.state is BookingState.ACTIVE
+        }
 
     def yielding(self) -> set[str]:
         return {lease.id for lease in self.leases().values() if lease.yields}
@@ -99,15 +107,19 @@ class LedgerMachine(RuleBasedStateMachine):
         if most is None:
             return set()
         mine = [
-            one
-            for one in self.seen.values()
-            if one.user_id == user_id and one.state in OPEN and one.id != without and one.kind is BookingKind.BOOKING
+            booking
+            for booking in self.seen.values()
+            if booking.user_id == user_id
+            and booking.state in OPEN
+            and booking.id != without
+            and booking.kind is BookingKind.BOOKING
         ]
         return {
             lane.id
             for lane in self.lanes.values()
             if sum(
-                one.ask.gpu == lane.name or (one.state is BookingState.ACTIVE and lane.id in one.lanes) for one in mine
+                booking.ask.gpu == lane.name or (booking.state is BookingState.ACTIVE and lane.id in booking.lanes)
+                for booking in mine
             )
             >= most
         }
@@ -130,9 +142,9 @@ class LedgerMachine(RuleBasedStateMachine):
         ]
         return sum(
             not any(
-                lane.id in one.lanes and one.ask.start < wish.end and wish.start < one.ask.end
-                for one in (self.seen.values() if among is None else among)
-                if one.state in TAKES_LANES and one.id not in gone
+                lane.id in booking.lanes and booking.ask.start < wish.end and wish.start < booking.ask.end
+                for booking in (self.seen.values() if among is None else among)
+                if booking.state in TAKES_LANES and booking.id not in gone
             )
             for lane in fitting
         )
@@ -149,22 +161,20 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(wishes=st.lists(WISHES, min_size=1, max_size=6), who=WHO, wait=st.booleans(), override=st.booleans())
     def create(self, wishes: list[Wish], who: Person, wait: bool, override: bool) -> None:
         for wish in wishes:
-            wanted = self.wish(wish)
+            ask = self.wish(wish)
             full = set() if override and who is ROOT else self.at_limit(who.user_id)
-            able = self.free_lanes(wanted, self.yielding(), without=full) >= wanted.lanes
+            able = self.free_lanes(ask, self.yielding(), without=full) >= ask.lanes
             before, leases = list(self.seen.values()), self.leases()
-            refused = self.attempt(
-                partial(self.ledger.create, wanted, who, wait=wait, override=override and who is ROOT)
-            )
-            assert not (able and refused), f"{wanted} was possible: {refused}"
-            names_full = any(self.lanes[id].name == wanted.gpu for id in full)
-            assert refused or not names_full, f"{who.user} has as many on {wanted.gpu} as he may have"
+            refused = self.attempt(partial(self.ledger.create, ask, who, wait=wait, override=override and who is ROOT))
+            assert not (able and refused), f"{ask} was possible: {refused}"
+            names_full = any(self.lanes[id].name == ask.gpu for id in full)
+            assert refused or not names_full, f"{who.user} has as many on {ask.gpu} as he may have"
             self.nothing_is_given_twice_and_all_have_what_they_asked_for()
             ended = leases.keys() - self.leases().keys()
             for id in ended:
                 assert leases[id].yields
-                others = self.free_lanes(wanted, ended - {id}, before, full)
-                assert others < wanted.lanes, f"lease {id} ended in vain for {wanted}"
+                others = self.free_lanes(ask, ended - {id}, before, full)
+                assert others < ask.lanes, f"lease {id} ended in vain for {ask}"
 
     @rule(wish=WISHES, who=WHO, count=st.integers(2, 4))
     def repeat(self, wish: Wish, who: Person, count: int) -> None:
@@ -178,17 +188,17 @@ class LedgerMachine(RuleBasedStateMachine):
         old = self.some(index, *OPEN)
         if old is None:
             return
-        wanted = replace(self.wish(wish), start=old.ask.start) if old.state is BookingState.ACTIVE else self.wish(wish)
+        ask = replace(self.wish(wish), start=old.ask.start) if old.state is BookingState.ACTIVE else self.wish(wish)
         if comment:
-            wanted = replace(old.ask, comment="changed")
-        able = old.state is not BookingState.OFFERED and wanted.end > self.clock.now
+            ask = replace(old.ask, comment="changed")
+        able = old.state is not BookingState.OFFERED and ask.end > self.clock.now
         full = self.at_limit(old.user_id, old.id)
-        full -= set() if wanted.gpu else set(old.lanes)
-        able &= comment or self.free_lanes(wanted, {old.id, *self.yielding()}, without=full) >= wanted.lanes
+        full -= set() if ask.gpu else set(old.lanes)
+        able &= comment or self.free_lanes(ask, {old.id, *self.yielding()}, without=full) >= ask.lanes
         # Servers stay where they are, so a booking that has some becomes a group only where it is one.
-        able &= not (old.claimed and wanted.same_group) or self.lanes[old.lanes[0]].size == wanted.gpus
-        refused = self.attempt(lambda: self.ledger.edit(old.id, wanted, ROOT, old.version))
-        assert not (able and refused), f"{old} -> {wanted} was possible: {refused}"
+        able &= not (old.claimed and ask.same_group) or self.lanes[old.lanes[0]].size == ask.gpus
+        refused = self.attempt(lambda: self.ledger.edit(old.id, ask, ROOT, old.version))
+        assert not (able and refused), f"{old} -> {ask} was possible: {refused}"
 
     @rule(index=st.integers(0, 50), verb=st.sampled_from(["cancel", "end", "accept", "open", "approve"]))
     def act(self, index: int, verb: str) -> None:
@@ -215,11 +225,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 50), lane=st.integers(0, 3), kind=st.sampled_from([BookingKind.BOOKING, RUNNER]))
     def nova_chooses(self, index: int, lane: int, kind: BookingKind) -> None:
-        one = self.some(index, BookingState.ACTIVE, kind=kind)
+        booking = self.some(index, BookingState.ACTIVE, kind=kind)
         chosen = sorted(self.lanes)[lane]
         others = [b for b in self.seen.values() if b.state is BookingState.ACTIVE and b.claimed and chosen in b.lanes]
-        if one is not None and not one.ask.same_group and not others:
-            self.ledger.upkeep.record_claims({one.id: [chosen]})
+        if booking is not None and not booking.ask.same_group and not others:
+            self.ledger.upkeep.record_claims({booking.id: [chosen]})
 
     @rule(index=st.integers(0, 3), hours=st.integers(1, 12))
     def hold(self, index: int, hours: int) -> None:
@@ -257,25 +267,25 @@ class LedgerMachine(RuleBasedStateMachine):
         assert new.lanes == old.lanes
         assert new == old if refused else new.ask.end == max(end, self.clock.now, old.ask.start + SECOND)
         taken = [
-            one
-            for one in self.seen.values()
-            if one.id != old.id and one.state in TAKES_LANES and {*one.lanes} & {*old.lanes}
+            booking
+            for booking in self.seen.values()
+            if booking.id != old.id and booking.state in TAKES_LANES and {*booking.lanes} & {*old.lanes}
         ]
-        free = all(one.ask.end <= old.ask.start or one.ask.start >= end + RULES.hold for one in taken)
+        free = all(booking.ask.end <= old.ask.start or booking.ask.start >= end + RULES.hold for booking in taken)
         assert not (free and refused), f"{old} until {end} was possible: {refused}"
 
     @rule(index=st.integers(0, 50))
     def end_a_lease(self, index: int) -> None:
-        one = self.some(index, kind=RUNNER)
-        if one is not None:
-            self.ledger.leases.end(one.id, "over")
-            assert self.ledger.get(one.id).state is BookingState.ENDED
+        lease = self.some(index, kind=RUNNER)
+        if lease is not None:
+            self.ledger.leases.end(lease.id, "over")
+            assert self.ledger.get(lease.id).state is BookingState.ENDED
 
     @contextmanager
     def everybody_keeps_the_time(self, offers: bool = False) -> Iterator[list[Booking]]:
         """A lease changes nothing of a booking but its lanes, and these only before it begins. `offers`: it makes way,
         and those who wait may be offered what it had; who was is in the list afterwards."""
-        before = [one for one in self.seen.values() if one.kind is not RUNNER]
+        before = [booking for booking in self.seen.values() if booking.kind is not RUNNER]
         offered: list[Booking] = []
         yield offered
         for old in before:
@@ -294,26 +304,33 @@ class LedgerMachine(RuleBasedStateMachine):
     def nothing_is_given_twice_and_all_have_what_they_asked_for(self) -> None:
         if not hasattr(self, "folder"):
             return
-        found = self.ledger.find(Query(pool="v100"), 10**6)
+        bookings = self.ledger.find(Query(pool="v100"), 10**6)
         self.lanes = {lane.id: lane for lane in self.ledger.lanes("v100")}
         taken: dict[int, list[tuple[object, object, str]]] = {}
-        for one in found:
-            before = self.seen.get(one.id)
-            assert before is None or before.version <= one.version
-            assert before is None or before.state in OPEN or one == before, "what is over does not change"
-            if one.state not in TAKES_LANES:
-                assert one.state in (BookingState.ENDED, BookingState.NO_SHOW) or not one.lanes
+        for current in bookings:
+            before = self.seen.get(current.id)
+            assert before is None or before.version <= current.version
+            assert before is None or before.state in OPEN or current == before, "what is over does not change"
+            if current.state not in TAKES_LANES:
+                assert current.state in (BookingState.ENDED, BookingState.NO_SHOW) or not current.lanes
                 continue
-            sizes = [self.lanes[lane].size for lane in one.lanes]
-            assert sizes == [one.ask.gpus] if one.ask.same_group else len(set(one.lanes)) == one.ask.gpus
-            for lane in one.lanes:
+            sizes = [self.lanes[lane].size for lane in current.lanes]
+            assert (
+                sizes == [current.ask.gpus] if current.ask.same_group else len(set(current.lanes)) == current.ask.gpus
+            )
+            for lane in current.lanes:
                 for start, end, other in taken.get(lane, []):
-                    assert not (start < one.ask.end and one.ask.start < end), f"{one.id} and {other} on lane {lane}"  # type: ignore[operator]
-                taken.setdefault(lane, []).append((one.ask.start, one.ask.end, one.id))
-        self.seen = {one.id: one for one in found}
+                    overlap = start < current.ask.end and current.ask.start < end  # type: ignore[operator]
+                    assert not overlap, f"{current.id} and {other} on lane {lane}"
+                taken.setdefault(lane, []).append((current.ask.start, current.ask.end, current.id))
+        self.seen = {booking.id: booking for booking in bookings}
         for (user, most), gpu in itertools.product(self.per_gpu.items(), self.lanes.values()):
-            named = [one for one in found if one.user_id == user and one.state in OPEN and one.ask.gpu == gpu.name]
-            assert most is None or len(named) <= most, f"{user} on {gpu.name}: {[one.id for one in named]}"
+            named = [
+                booking
+                for booking in bookings
+                if booking.user_id == user and booking.state in OPEN and booking.ask.gpu == gpu.name
+            ]
+            assert most is None or len(named) <= most, f"{user} on {gpu.name}: {[booking.id for booking in named]}"
         for ledger in self.ledgers:
             free = dict(ledger.free("v100", self.clock.now, self.clock.now + timedelta(hours=30), 3600))
             for start, lanes in free.items():

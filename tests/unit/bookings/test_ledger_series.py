@@ -25,9 +25,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
-    found = open_ledger(tmp_path, Rules(most_active=100), clock)
-    yield found
-    found.close()
+    ledger = open_ledger(tmp_path, Rules(most_active=100), clock)
+    yield ledger
+    ledger.close()
 
 
 def daily(ledger: Ledger, hours: float = 4) -> tuple[Booking, ...]:
@@ -38,8 +38,8 @@ def daily(ledger: Ledger, hours: float = 4) -> tuple[Booking, ...]:
 
 def times(ledger: Ledger, series: str) -> list[tuple[float, float]]:
     """Start and end of each, in hours after NOON."""
-    found = ledger.find(Query(series=series))
-    return [((one.ask.start - NOON) / HOUR, (one.ask.end - NOON) / HOUR) for one in found]
+    bookings = ledger.find(Query(series=series))
+    return [((booking.ask.start - NOON) / HOUR, (booking.ask.end - NOON) / HOUR) for booking in bookings]
 
 
 def test_a_series_is_cancelled_as_a_whole_but_for_what_has_begun(ledger: Ledger, clock: Clock) -> None:
@@ -47,7 +47,7 @@ def test_a_series_is_cancelled_as_a_whole_but_for_what_has_begun(ledger: Ledger,
     clock.forward(2)
     ledger.upkeep.advance()
     assert ledger.cancel(second.id, ADA, series=True, reason="moved").state is BookingState.CANCELLED
-    assert [ledger.get(one.id).state for one in (first, second, third)] == [
+    assert [ledger.get(booking.id).state for booking in (first, second, third)] == [
         BookingState.ACTIVE,
         BookingState.CANCELLED,
         BookingState.CANCELLED,
@@ -58,7 +58,7 @@ def test_a_series_is_cancelled_as_a_whole_but_for_what_has_begun(ledger: Ledger,
 def test_one_of_a_series_is_cancelled_alone(ledger: Ledger) -> None:
     first, second, third = daily(ledger)
     ledger.cancel(second.id, ADA)
-    assert [ledger.get(one.id).state for one in (first, second, third)] == [
+    assert [ledger.get(booking.id).state for booking in (first, second, third)] == [
         BookingState.CONFIRMED,
         BookingState.CANCELLED,
         BookingState.CONFIRMED,
@@ -89,13 +89,13 @@ def test_a_series_is_changed_by_who_may_change_one(ledger: Ledger) -> None:
     made = daily(ledger)
     with pytest.raises(ForbiddenError):
         ledger.cancel(made[0].id, BOB, series=True)
-    assert {one.state for one in ledger.find(Query(series=made[0].series))} == {BookingState.CONFIRMED}
+    assert {booking.state for booking in ledger.find(Query(series=made[0].series))} == {BookingState.CONFIRMED}
 
 
 def test_holds_of_a_host_and_of_a_pool(ledger: Ledger) -> None:
     made = ledger.hold([], NOON + HOUR, NOON + 2 * HOUR, ROOT, "new fans", hosts=["gpu-1"], pools=["t4"])
     assert len(made) == 6
-    assert {one.ask.pool for one in made} == {"v100", "t4"}
+    assert {booking.ask.pool for booking in made} == {"v100", "t4"}
     with pytest.raises(RefusedError, match="there is no host gpu-9; there are gpu-1, gpu-2, gpu-3"):
         ledger.hold([], NOON + HOUR, NOON + 2 * HOUR, ROOT, "", hosts=["gpu-9"])
     with pytest.raises(RefusedError, match="there is no pool 'k80'; there are t4, v100"):
@@ -126,7 +126,7 @@ def test_the_audit_log_is_filtered(ledger: Ledger, clock: Clock) -> None:
     ledger.cancel(hers.id, ROOT)
 
     def targets(**query: object) -> list[tuple[str, str]]:
-        return [(one.target, one.actor) for one in ledger.audit(query=AuditQuery(**query))]  # type: ignore[arg-type]
+        return [(entry.target, entry.actor) for entry in ledger.audit(query=AuditQuery(**query))]  # type: ignore[arg-type]
 
     assert targets(user="ada") == [(hers.id, "root"), (hers.id, "ada")]
     assert targets(user="root") == [(hers.id, "root")]
@@ -152,7 +152,9 @@ def test_maintenance_of_a_host_moves_as_a_whole(ledger: Ledger) -> None:
     wish = replace(made[0].ask, start=made[0].ask.start + HOUR, end=made[0].ask.end + HOUR, comment="later")
     ledger.edit(made[0].id, wish, ROOT, series=True)
     assert set(times(ledger, made[0].series)) == {(2, 4), (170, 172)}
-    assert {one.ask.gpu for one in ledger.find(Query(series=made[0].series))} == {one.ask.gpu for one in made}
+    assert {booking.ask.gpu for booking in ledger.find(Query(series=made[0].series))} == {
+        booking.ask.gpu for booking in made
+    }
 
 
 def test_a_series_of_holds_in_several_pools_ends_in_all_of_them(ledger: Ledger) -> None:
@@ -160,4 +162,4 @@ def test_a_series_of_holds_in_several_pools_ends_in_all_of_them(ledger: Ledger) 
     with pytest.raises(RefusedError, match="its series has holds in"):
         ledger.edit(made[0].id, replace(made[0].ask, comment="x"), ROOT, series=True)
     ledger.cancel(made[0].id, ROOT, series=True)
-    assert {one.state for one in ledger.find(Query(series=made[0].series))} == {BookingState.CANCELLED}
+    assert {booking.state for booking in ledger.find(Query(series=made[0].series))} == {BookingState.CANCELLED}

@@ -49,8 +49,8 @@ def loan(lanes: tuple[int, ...] = (1,), name: str = "", **more: object) -> Booki
 def lent(*, name: str = "", **more: Any) -> Scene:
     """Lane 1 is kept back, held, and lent; 2 is free and 3 has a server of art's."""
     memory = more.pop("memory", Memory({"host_1.0": 8}))
-    seen = {f"host_{lane}.0": SeenProvider(lane == 1, 8) for lane in (1, 2, 3)}
-    values = {"kept_back": {1: BAD}, "reserved": frozenset({"host_1.0"}), "seen": seen, "memory": memory}
+    providers = {f"host_{lane}.0": SeenProvider(lane == 1, 8) for lane in (1, 2, 3)}
+    values = {"kept_back": {1: BAD}, "reserved": frozenset({"host_1.0"}), "seen": providers, "memory": memory}
     values |= {"holders": (server("s3", (3,), "eve", "art"),), "unbooked": {"art": 2}}
     return view([loan(name=name)], rules=FREE, **{**values, **more})
 
@@ -71,9 +71,14 @@ def test_a_gpu_that_is_kept_back_is_released_for_its_project_alone() -> None:
 
 def test_below_its_server_it_is_held_again_before_the_others_are_let_in() -> None:
     memory = Memory({"host_2.0": 8}, lowered=START, opened=frozenset({"l1"}))
-    seen = {"host_1.0": SeenProvider(False, 10), "host_2.0": SeenProvider(True, 8)}
-    there = (server("s3", (3,), "eve", "art"), server("s1", (1,), "root", LAB))
-    more: dict[str, Any] = {"memory": memory, "seen": seen, "reserved": frozenset({"host_2.0"}), "holders": there}
+    providers = {"host_1.0": SeenProvider(False, 10), "host_2.0": SeenProvider(True, 8)}
+    servers = (server("s3", (3,), "eve", "art"), server("s1", (1,), "root", LAB))
+    more: dict[str, Any] = {
+        "memory": memory,
+        "seen": providers,
+        "reserved": frozenset({"host_2.0"}),
+        "holders": servers,
+    }
     plan = plan_pool(lent(limits={(LAB, COUNT): 1}, **more), START + MINUTE)
     assert told(plan.steps) == ["hold host_1.0", f"limit art {COUNT} -> 2", "release host_2.0"]
     old = plan_pool(lent(limits={(LAB, COUNT): 1}, held_below=False, **more), START + MINUTE)
@@ -98,9 +103,9 @@ def test_with_a_server_that_we_start_on_the_host_only_that_host_is_kept() -> Non
 def test_it_waits_for_its_turn_and_others_for_theirs() -> None:
     other = booking("b2", (2,), open_until=START + 15 * MINUTE, start=START - MINUTE, project_id="maths", user_id="eve")
     both = replace(lent(), bookings=(loan(), other))
-    assert [one.id for one in both.closing(START)] == ["b2"]
+    assert [pending.id for pending in both.closing(START)] == ["b2"]
     mine_first = replace(both, memory=replace(both.memory, opened=frozenset({"l1"})))
-    assert [one.id for one in mine_first.closing(START)] == ["l1"]
+    assert [pending.id for pending in mine_first.closing(START)] == ["l1"]
 
 
 def test_it_is_not_released_while_more_is_wrong_than_what_it_is_kept_back_for() -> None:
@@ -114,8 +119,8 @@ def test_it_is_not_released_while_more_is_wrong_than_what_it_is_kept_back_for() 
     scene = lent()
     lost = replace(scene, lanes={**scene.lanes, 1: replace(scene.lanes[1], trouble="it is lost")})
     assert lost.room(lost.bookings[0]) == 0
-    known = replace(scene, lanes={**scene.lanes, 1: replace(scene.lanes[1], trouble=BAD)})
-    assert known.room(known.bookings[0]) == 1
+    kept_back = replace(scene, lanes={**scene.lanes, 1: replace(scene.lanes[1], trouble=BAD)})
+    assert kept_back.room(kept_back.bookings[0]) == 1
 
 
 def test_only_a_server_on_the_very_gpu_is_its_server() -> None:
@@ -137,8 +142,8 @@ def test_a_server_of_gpuyards_own_that_has_lost_its_loan_is_nobodys_case() -> No
 
 def test_no_booking_is_moved_to_what_is_lent() -> None:
     blocked = booking("b2", (2,))
-    there = (server("x", (2,), "eve", "art"), server("y", (3,), "eve", "art"))
-    scene = view([blocked, loan()], rules=FREE, holders=there, unbooked={"art": 2})
+    servers = (server("x", (2,), "eve", "art"), server("y", (3,), "eve", "art"))
+    scene = view([blocked, loan()], rules=FREE, holders=servers, unbooked={"art": 2})
     assert shortage(scene, START).moves == {}
 
 
@@ -214,8 +219,8 @@ class LentPool(Pool):
         if self.stale is not None:
             stale = replace(self.stale, memory=read_memory(self.memory))
             names = {f"host_{self.bad}.0"} - stale.memory.holds.keys() - stale.reserved
-            seen = {name: SeenProvider(self.bad in self.reserved, self.generation[self.bad]) for name in names}
-            for step in plan_kept_back(stale, Controls((), {}, seen)) if names else ():
+            providers = {name: SeenProvider(self.bad in self.reserved, self.generation[self.bad]) for name in names}
+            for step in plan_kept_back(stale, Controls((), {}, providers)) if names else ():
                 self._do(step)
 
     def gpuyard_lets_the_lab_in(self) -> None:
@@ -259,12 +264,12 @@ class LentPool(Pool):
             base, lanes=lanes, kept_back={self.bad: BAD}, held_below=self.below, once=self.once, one_time_use=self.once
         )
         names = unclear(scene, self.now)
-        seen = {
+        providers = {
             f"host_{lane}.0": SeenProvider(lane in self.reserved, number)
             for lane, number in self.generation.items()
             if f"host_{lane}.0" in names
         }
-        return replace(scene, seen=seen)
+        return replace(scene, seen=providers)
 
     def a_runner_is_started(self) -> None:
         super().a_runner_is_started()
@@ -317,11 +322,11 @@ def lend(ledger: Ledger, gpu: str = LONE, hours: float = 2, server: str = "") ->
 
 def test_what_is_lent_is_one_slot_from_now_on(ledger: Ledger, clock: Clock) -> None:
     ledger.upkeep.set_troubles({3: BAD})
-    one = lend(ledger)
-    assert (one.kind, one.state, one.lanes, one.ask.gpu) == (BookingKind.LOAN, BookingState.ACTIVE, (3,), LONE)
-    assert (one.project, one.user, one.shared) == (LAB, "root", True)
-    assert one.open_until == NOON + 15 * MINUTE
-    assert ledger.loans.current() == [one] == [ledger.loans.of(LONE)]
+    loan = lend(ledger)
+    assert (loan.kind, loan.state, loan.lanes, loan.ask.gpu) == (BookingKind.LOAN, BookingState.ACTIVE, (3,), LONE)
+    assert (loan.project, loan.user, loan.shared) == (LAB, "root", True)
+    assert loan.open_until == NOON + 15 * MINUTE
+    assert ledger.loans.current() == [loan] == [ledger.loans.of(LONE)]
     whole = lend(ledger, "gpu-1/0000:28:00.0")
     assert (whole.lanes, whole.ask.gpus, whole.ask.same_group) == ((1,), 2, True)
     with pytest.raises(RefusedError, match="is lent by root until"):
@@ -350,25 +355,25 @@ def test_bookings_make_way_and_those_that_cannot_are_named(ledger: Ledger) -> No
 
 
 def test_it_stays_on_its_bad_gpu_and_is_nobodys_no_show(ledger: Ledger, clock: Clock) -> None:
-    one = lend(ledger, hours=48)
+    loan = lend(ledger, hours=48)
     ledger.upkeep.set_troubles({3: BAD})
-    ledger.upkeep.record_claims({}, ready=[one.id], usable={one.id: True})
-    assert ledger.get(one.id).usable_since == NOON
+    ledger.upkeep.record_claims({}, ready=[loan.id], usable={loan.id: True})
+    assert ledger.get(loan.id).usable_since == NOON
     for _ in range(10):
         clock.forward(1)
         ledger.upkeep.advance()
-        ledger.upkeep.record_claims({}, ready=[one.id], usable={one.id: True})
-    assert (ledger.get(one.id).state, ledger.get(one.id).lanes) == (BookingState.ACTIVE, (3,))
-    ledger.upkeep.record_claims({one.id: (3,)})
-    assert ledger.get(one.id).claimed == clock.now
+        ledger.upkeep.record_claims({}, ready=[loan.id], usable={loan.id: True})
+    assert (ledger.get(loan.id).state, ledger.get(loan.id).lanes) == (BookingState.ACTIVE, (3,))
+    ledger.upkeep.record_claims({loan.id: (3,)})
+    assert ledger.get(loan.id).claimed == clock.now
     assert ledger._store.take_undelivered("test", NOON + 30 * DAY, 100) == []
 
 
 def test_it_ends_when_it_is_said_and_by_time(ledger: Ledger, clock: Clock) -> None:
-    one = lend(ledger)
-    ledger.loans.end(one.id, "it passed", "gpuyard")
-    ledger.loans.end(one.id, "again", "gpuyard")
-    assert (ledger.get(one.id).state, ledger.get(one.id).reason) == (BookingState.ENDED, "it passed")
+    loan = lend(ledger)
+    ledger.loans.end(loan.id, "it passed", "gpuyard")
+    ledger.loans.end(loan.id, "again", "gpuyard")
+    assert (ledger.get(loan.id).state, ledger.get(loan.id).reason) == (BookingState.ENDED, "it passed")
     other = lend(ledger, hours=1)
     clock.forward(1)
     ledger.upkeep.advance()
@@ -380,12 +385,12 @@ def test_it_ends_when_it_is_said_and_by_time(ledger: Ledger, clock: Clock) -> No
 
 
 def test_only_admins_open_and_end_it(ledger: Ledger, clock: Clock) -> None:
-    one = lend(ledger)
-    assert verbs_now(ROOT, one) == (Verb.OPEN, Verb.END)
-    assert verbs_now(ADA, one) == ()
-    assert "end it, and lend it anew" in may(ROOT, Verb.CHANGE, one).why
+    loan = lend(ledger)
+    assert verbs_now(ROOT, loan) == (Verb.OPEN, Verb.END)
+    assert verbs_now(ADA, loan) == ()
+    assert "end it, and lend it anew" in may(ROOT, Verb.CHANGE, loan).why
     clock.forward(0.5)
-    assert ledger.open(one.id, ROOT).open_until == clock.now + 15 * MINUTE
+    assert ledger.open(loan.id, ROOT).open_until == clock.now + 15 * MINUTE
     with pytest.raises(ForbiddenError, match="only admins can quarantine"):
-        ledger.end(one.id, ADA)
-    assert ledger.end(one.id, ROOT).state is BookingState.ENDED
+        ledger.end(loan.id, ADA)
+    assert ledger.end(loan.id, ROOT).state is BookingState.ENDED

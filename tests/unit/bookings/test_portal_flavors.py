@@ -19,15 +19,17 @@ SINGLE = ["gpu_tiny", "gpu_medium", "gpu_large", "gpu_xlarge", "gpu_2xlarge", "g
 
 def lanes() -> dict[str, Lane]:
     """One for each IOMMU group: by pool and letter or number, as in ``v100 A`` and ``t4 0``."""
-    found: dict[str, Lane] = {}
+    lanes_by_name: dict[str, Lane] = {}
     for number, gpu in enumerate(COMPILED.gpus):
-        members = [one for one in COMPILED.gpus if gpu.group and (one.host, one.group) == (gpu.host, gpu.group)] or [
-            gpu
-        ]
+        members = [
+            member for member in COMPILED.gpus if gpu.group and (member.host, member.group) == (gpu.host, gpu.group)
+        ] or [gpu]
         if members[0] == gpu:
-            name = f"{gpu.pool} {gpu.set_letter or sum(one.startswith(f'{gpu.pool} ') for one in found)}"
-            found[name] = Lane(number, gpu.pool, gpu.host, tuple(member.address for member in members))
-    return found
+            name = (
+                f"{gpu.pool} {gpu.set_letter or sum(existing.startswith(f'{gpu.pool} ') for existing in lanes_by_name)}"
+            )
+            lanes_by_name[name] = Lane(number, gpu.pool, gpu.host, tuple(member.address for member in members))
+    return lanes_by_name
 
 
 LANES = lanes()
@@ -39,7 +41,7 @@ def booked(
     ask = Ask(pool, NOON, NOON + HOUR, gpus, same_group, same_host)
     booking = Booking("b1", BookingKind.BOOKING, ask, BookingState.ACTIVE, "u", "ada", "p", "demo", NOON, NOON)
     booking = replace(booking, lanes=tuple(LANES[name].id for name in names))
-    return [one.name for one in fitting(booking, LANES.values(), LETTERS, COMPILED.flavors)]
+    return [flavor.name for flavor in fitting(booking, LANES.values(), LETTERS, COMPILED.flavors)]
 
 
 @pytest.mark.parametrize("letter", ["A", "B"])
@@ -57,8 +59,8 @@ def test_one_gpu_has_all_flavors_with_one() -> None:
 
 def test_a_server_is_on_one_host() -> None:
     hosts = {name: lane.host for name, lane in LANES.items() if lane.pool == "t4"}
-    one, other = next((a, b) for a in hosts for b in hosts if a < b and hosts[a] == hosts[b])
-    assert booked(one, other, pool="t4", gpus=2) == ["t4.30cores180GB", "t4.15cores90GB"]
+    first, other = next((a, b) for a in hosts for b in hosts if a < b and hosts[a] == hosts[b])
+    assert booked(first, other, pool="t4", gpus=2) == ["t4.30cores180GB", "t4.15cores90GB"]
     assert booked(pool="t4", gpus=2) == ["t4.15cores90GB"]
     assert booked(pool="t4", gpus=2, same_host=True) == ["t4.30cores180GB", "t4.15cores90GB"]
 
@@ -67,7 +69,7 @@ def test_private_flavors_are_for_their_projects() -> None:
     private = [replace(flavor, public=False, projects=frozenset({"demo"})) for flavor in COMPILED.flavors]
     ask = Ask("k40c", NOON, NOON + HOUR)
     mine = Booking("b1", BookingKind.BOOKING, ask, BookingState.ACTIVE, "u", "ada", "p", "demo", NOON, NOON)
-    assert [one.name for one in fitting(mine, (), LETTERS, private)] == ["k40c.2cores"]
+    assert [flavor.name for flavor in fitting(mine, (), LETTERS, private)] == ["k40c.2cores"]
     assert not fitting(replace(mine, project="other"), (), LETTERS, private)
     assert not fitting(replace(mine, kind=BookingKind.HOLD), (), LETTERS, private)
 

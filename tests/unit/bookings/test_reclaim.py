@@ -55,14 +55,14 @@ def test_why_a_server_must_go() -> None:
 
 def walk(rules: Rules, dry_run: bool = False) -> list[tuple[Do, Overstay]]:
     """A server that nobody does anything about, looked at every ten minutes for three hours."""
-    seen = view([], rules=rules, holders=(eve(),))
+    scene = view([], rules=rules, holders=(eve(),))
     cases: list[Overstay] = []
-    told: list[tuple[Do, Overstay]] = []
+    actions: list[tuple[Do, Overstay]] = []
     for number in range(18):
-        for step in plan_cases(seen, {"s1": MUST_BOOK}, cases, dry_run, START + number * 10 * MINUTE):
+        for step in plan_cases(scene, {"s1": MUST_BOOK}, cases, dry_run, START + number * 10 * MINUTE):
             cases = [step.case] if step.case.cleared is None else []
-            told.append((step.do, step.case))
-    return told
+            actions.append((step.do, step.case))
+    return actions
 
 
 def test_it_is_warned_and_after_its_time_acted_on_until_nova_has_done_it() -> None:
@@ -151,10 +151,10 @@ def test_nobody_is_acted_on_before_the_grace_is_over(
     warned_at = None
     for minutes, what in looks:
         now += timedelta(minutes=minutes)
-        seen = view([], rules=rules, holders=() if what == "gone" else (eve(),))
+        scene = view([], rules=rules, holders=() if what == "gone" else (eve(),))
         why = {"s1": MUST_BOOK} if what == "there" else {}
         warned_at = None if what != "there" else warned_at
-        for step in plan_cases(seen, why, cases, dry_run, now):
+        for step in plan_cases(scene, why, cases, dry_run, now):
             cases = [] if step.case.cleared else [step.case]
             if step.do is Do.WARN:
                 warned_at = now
@@ -165,14 +165,14 @@ def test_nobody_is_acted_on_before_the_grace_is_over(
 
 
 def test_a_server_that_does_nothing_is_warned_or_reclaimed_booked_or_not() -> None:
-    seen = view([], holders=(eve(), replace(eve(2), status="SHUTOFF"), eve(3)))
-    assert idle_ones(seen, ["s1", "s2", "s9"]) == {"s1": IDLE}
-    (opened,) = plan_cases(seen, {"s1": IDLE}, [], False, START, {IDLE})
+    scene = view([], holders=(eve(), replace(eve(2), status="SHUTOFF"), eve(3)))
+    assert idle_ones(scene, ["s1", "s2", "s9"]) == {"s1": IDLE}
+    (opened,) = plan_cases(scene, {"s1": IDLE}, [], False, START, {IDLE})
     assert (opened.do, opened.case.action) == (Do.OPEN, ReclaimAction.WARN)
-    (warned,) = plan_cases(seen, {"s1": IDLE}, [opened.case], False, START, {IDLE})
+    (warned,) = plan_cases(scene, {"s1": IDLE}, [opened.case], False, START, {IDLE})
     assert "nothing has run on its GPUs" in warning(warned.case)
-    assert plan_cases(seen, {"s1": IDLE}, [warned.case], False, START + 1000 * HOUR, {IDLE}) == []
-    (cleared,) = plan_cases(seen, {}, [warned.case], False, START + HOUR, {IDLE})
+    assert plan_cases(scene, {"s1": IDLE}, [warned.case], False, START + 1000 * HOUR, {IDLE}) == []
+    (cleared,) = plan_cases(scene, {}, [warned.case], False, START + HOUR, {IDLE})
     assert cleared.do is Do.CLEAR
-    (opened,) = plan_cases(seen, {"s1": IDLE}, [], False, START)
-    assert opened.case.action is seen.rules("").reclaim
+    (opened,) = plan_cases(scene, {"s1": IDLE}, [], False, START)
+    assert opened.case.action is scene.rules("").reclaim

@@ -26,9 +26,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
-    found = open_ledger(tmp_path, BEFORE, clock)
-    yield found
-    found.close()
+    ledger = open_ledger(tmp_path, BEFORE, clock)
+    yield ledger
+    ledger.close()
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def told(ledger: Ledger) -> Callable[..., list[tuple[str, str]]]:
 
     def told(zone: str = "UTC", **changes: object) -> list[tuple[str, str]]:
         after = replace(BEFORE, **changes)  # type: ignore[arg-type]
-        found = ledger.changed_rules({("v100", "physics"): after}, zone)
-        return [(one.payload["rule"], one.severity.value) for one in found]
+        findings = ledger.changed_rules({("v100", "physics"): after}, zone)
+        return [(finding.payload["rule"], finding.severity.value) for finding in findings]
 
     return told
 
@@ -118,8 +118,8 @@ def test_what_is_over_or_of_others_or_in_use_loses_nothing(
 
 def test_a_pool_that_leaves(ledger: Ledger) -> None:
     (made,) = ledger.create(ask(1), ADA)
-    (found,) = ledger.changed_rules({("v100", "physics"): None, ("k80", "physics"): None}, "UTC")
-    assert (found.code, found.severity, found.object) == ("pool-gone", Severity.ERROR, f"booking {made.id}")
+    (finding,) = ledger.changed_rules({("v100", "physics"): None, ("k80", "physics"): None}, "UTC")
+    assert (finding.code, finding.severity, finding.object) == ("pool-gone", Severity.ERROR, f"booking {made.id}")
 
 
 @pytest.mark.parametrize(

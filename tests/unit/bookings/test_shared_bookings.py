@@ -42,20 +42,20 @@ def shared(id: str = "all", lanes: tuple[int, ...] = (1,), **more: object) -> Bo
 
 
 def test_a_colleagues_server_claims_it_and_is_not_reclaimed() -> None:
-    seen = view([shared()], holders=(server("s", (1,), "carl"),), limits={("physics", COUNT): 1})
-    assert seen.matches.claims == {"all": (1,)}
-    assert seen.missing(seen.bookings[0]) == ()
-    assert reasons(seen, {}, ()) == {}
-    assert shortage(seen, START).delayed == ()
-    plan = plan_pool(seen, START)
+    scene = view([shared()], holders=(server("s", (1,), "carl"),), limits={("physics", COUNT): 1})
+    assert scene.matches.claims == {"all": (1,)}
+    assert scene.missing(scene.bookings[0]) == ()
+    assert reasons(scene, {}, ()) == {}
+    assert shortage(scene, START).delayed == ()
+    plan = plan_pool(scene, START)
     assert told(plan.steps) == []
     assert plan.ready == frozenset(), "it has come"
 
 
 def test_somebody_of_another_project_on_it_is_in_the_way() -> None:
-    seen = view([shared(lanes=(1, 2, 3))], holders=(server("s", (1,), "carl", "art"),))
-    assert reasons(seen, {}, shortage(seen, START).yielding) == {"s": MUST_BOOK}
-    assert shortage(seen, START).delayed == ("all",)
+    scene = view([shared(lanes=(1, 2, 3))], holders=(server("s", (1,), "carl", "art"),))
+    assert reasons(scene, {}, shortage(scene, START).yielding) == {"s": MUST_BOOK}
+    assert shortage(scene, START).delayed == ("all",)
 
 
 def test_where_others_may_come_unbooked_the_project_is_let_in_once_and_held_below_its_colleague() -> None:
@@ -71,12 +71,12 @@ def test_where_others_may_come_unbooked_the_project_is_let_in_once_and_held_belo
 
 def test_who_has_a_booking_leaves_the_shared_one_to_colleagues_wherever_nova_puts_them() -> None:
     both = [shared(lanes=(1,)), booking("hers", (2,))]
-    seen = view(both, holders=(server("a", (1,)), server("c", (2,), "carl", created=START + MINUTE)))
-    assert seen.matches.bookings_of == {"a": ("hers",), "c": ("all",)}
-    assert seen.matches.claims == {"hers": (1,), "all": (2,)}, "they change places"
-    assert reasons(seen, {}, ()) == {}
+    scene = view(both, holders=(server("a", (1,)), server("c", (2,), "carl", created=START + MINUTE)))
+    assert scene.matches.bookings_of == {"a": ("hers",), "c": ("all",)}
+    assert scene.matches.claims == {"hers": (1,), "all": (2,)}, "they change places"
+    assert reasons(scene, {}, ()) == {}
     made_by_her = [replace(both[0], user_id="ada"), both[1]]
-    assert match(made_by_her, seen.holders).unbooked == ()
+    assert match(made_by_her, scene.holders).unbooked == ()
 
 
 @st.composite
@@ -89,7 +89,7 @@ def pools(draw: st.DrawFn) -> tuple[list[Booking], list[Holder]]:
                 st.lists(
                     st.tuples(st.sampled_from(LANES), st.sampled_from(PEOPLE), st.booleans()),
                     max_size=4,
-                    unique_by=lambda one: one[0],
+                    unique_by=lambda triple: triple[0],
                 )
             )
         )
@@ -99,7 +99,9 @@ def pools(draw: st.DrawFn) -> tuple[list[Booking], list[Holder]]:
         for n, (lane, user) in enumerate(
             draw(
                 st.lists(
-                    st.tuples(st.sampled_from(LANES), st.sampled_from(PEOPLE)), max_size=4, unique_by=lambda one: one[0]
+                    st.tuples(st.sampled_from(LANES), st.sampled_from(PEOPLE)),
+                    max_size=4,
+                    unique_by=lambda pair: pair[0],
                 )
             )
         )
@@ -110,23 +112,23 @@ def pools(draw: st.DrawFn) -> tuple[list[Booking], list[Holder]]:
 @given(pools())
 def test_as_many_servers_have_a_booking_as_can(pool: tuple[list[Booking], list[Holder]]) -> None:
     bookings, holders = pool
-    found = match(bookings, holders)
+    matches = match(bookings, holders)
     by_id = {booking.id: booking for booking in bookings}
     for holder in holders:
-        for id in found.bookings_of.get(holder.id, ()):
+        for id in matches.bookings_of.get(holder.id, ()):
             assert may_use(holder, by_id[id])
-    drawn = [id for ids in found.bookings_of.values() for id in ids]
+    drawn = [id for ids in matches.bookings_of.values() for id in ids]
     assert len(drawn) == len(set(drawn)), "a booking of one GPU is used once"
-    assert sorted(lane for lanes in found.claims.values() for lane in lanes) == sorted(
-        holder.lanes[0] for holder in holders if holder.id in found.bookings_of
+    assert sorted(lane for lanes in matches.claims.values() for lane in lanes) == sorted(
+        holder.lanes[0] for holder in holders if holder.id in matches.bookings_of
     )
     over = 0
     for user in PEOPLE:
         own = sum(booking.user_id == user and not booking.shared for booking in bookings)
         over += max(0, sum(holder.user_id == user for holder in holders) - own)
-    assert len(found.unbooked) == max(0, over - sum(booking.shared for booking in bookings))
-    seen = view(bookings, dict.fromkeys(LANES, 1), holders=tuple(holders))
-    assert reasons(seen, {}, ()).keys() == {holder.id for holder in found.unbooked}
+    assert len(matches.unbooked) == max(0, over - sum(booking.shared for booking in bookings))
+    scene = view(bookings, dict.fromkeys(LANES, 1), holders=tuple(holders))
+    assert reasons(scene, {}, ()).keys() == {holder.id for holder in matches.unbooked}
 
 
 @given(pools(), st.sampled_from(PEOPLE))

@@ -17,27 +17,27 @@ WINDOW = st.tuples(st.integers(0, 45), st.integers(1, 15)).map(lambda x: (x[0], 
 
 
 def fill(intervals: list[tuple[int, int, int]]) -> tuple[Timetable, list[tuple[int, int, int]]]:
-    table, kept = Timetable(), list[tuple[int, int, int]]()
+    table, taken = Timetable(), list[tuple[int, int, int]]()
     for lane, start, end in intervals:
-        if any(other == lane and first < end and start < last for other, first, last in kept):
+        if any(other == lane and first < end and start < last for other, first, last in taken):
             with pytest.raises(ValueError, match="not free"):
                 table.add(lane, start, end)
         else:
             table.add(lane, start, end)
-            kept.append((lane, start, end))
-    return table, kept
+            taken.append((lane, start, end))
+    return table, taken
 
 
-def is_free(kept: list[tuple[int, int, int]], lane: int, start: int, end: int) -> bool:
-    return not any(other == lane and first < end and start < last for other, first, last in kept)
+def is_free(taken: list[tuple[int, int, int]], lane: int, start: int, end: int) -> bool:
+    return not any(other == lane and first < end and start < last for other, first, last in taken)
 
 
 @given(INTERVALS, WINDOW)
 def test_free_is_what_nothing_overlaps(intervals: list[tuple[int, int, int]], window: tuple[int, int]) -> None:
-    table, kept = fill(intervals)
-    assert list(table.free(LANES, *window)) == [lane for lane in LANES if is_free(kept, lane, *window)]
+    table, taken = fill(intervals)
+    assert list(table.free(LANES, *window)) == [lane for lane in LANES if is_free(taken, lane, *window)]
     for lane in LANES:
-        expected = sorted((s, e) for other, s, e in kept if other == lane and s < window[1] and window[0] < e)
+        expected = sorted((s, e) for other, s, e in taken if other == lane and s < window[1] and window[0] < e)
         assert list(table.intervals(lane, *window)) == expected
 
 
@@ -45,10 +45,10 @@ def test_free_is_what_nothing_overlaps(intervals: list[tuple[int, int, int]], wi
 def test_the_earliest_time_is_the_first_that_works(
     intervals: list[tuple[int, int, int]], start: int, length: int, count: int
 ) -> None:
-    table, kept = fill(intervals)
+    table, taken = fill(intervals)
     until = 60
     expected = next(
-        (at for at in range(start, until + 1) if sum(is_free(kept, x, at, at + length) for x in LANES) >= count), None
+        (at for at in range(start, until + 1) if sum(is_free(taken, x, at, at + length) for x in LANES) >= count), None
     )
     assert table.earliest(LANES, count, start, length, until) == expected
 
@@ -57,29 +57,29 @@ def test_the_earliest_time_is_the_first_that_works(
 def test_steps_count_lanes_that_are_free_throughout(
     intervals: list[tuple[int, int, int]], window: tuple[int, int], step: int
 ) -> None:
-    table, kept = fill(intervals)
+    table, taken = fill(intervals)
     start, end = window
-    expected = [sum(is_free(kept, lane, at, min(at + step, end)) for lane in LANES) for at in range(start, end, step)]
+    expected = [sum(is_free(taken, lane, at, min(at + step, end)) for lane in LANES) for at in range(start, end, step)]
     assert table.free_by_step(LANES, start, end, step) == expected
 
 
 @given(INTERVALS, WINDOW)
 def test_the_peak_is_the_most_at_one_moment(intervals: list[tuple[int, int, int]], window: tuple[int, int]) -> None:
-    table, kept = fill(intervals)
-    expected = max(sum(not is_free(kept, lane, at, at + 1) for lane in LANES) for at in range(*window))
+    table, taken = fill(intervals)
+    expected = max(sum(not is_free(taken, lane, at, at + 1) for lane in LANES) for at in range(*window))
     assert table.peak(LANES, *window) == expected
 
 
 @given(INTERVALS, st.data())
 def test_what_was_removed_is_free_and_comes_back(intervals: list[tuple[int, int, int]], data: st.DataObject) -> None:
-    table, kept = fill(intervals)
-    gone = data.draw(st.lists(st.sampled_from(kept), unique=True)) if kept else []
+    table, taken = fill(intervals)
+    gone = data.draw(st.lists(st.sampled_from(taken), unique=True)) if taken else []
     with table.without(gone):
-        assert all(table.is_free(*one) for one in gone)
-        assert len(table) == len(kept) - len(gone)
-    assert not any(table.is_free(*one) for one in kept)
-    for one in kept:
-        table.remove(*one)
+        assert all(table.is_free(*interval) for interval in gone)
+        assert len(table) == len(taken) - len(gone)
+    assert not any(table.is_free(*interval) for interval in taken)
+    for taken_interval in taken:
+        table.remove(*taken_interval)
     assert len(table) == 0
     with pytest.raises(ValueError, match="not taken"):
         table.remove(0, 1, 2)

@@ -70,8 +70,12 @@ def test_holds_of_one_device_do_not_touch_each_other() -> None:
     assert (body["consumer_type"], body["consumer_generation"]) == ("GPUYARD_HOLD", None)
     assert (body["project_id"], body["user_id"]) == ("our-project", "us")
     ours.carry_out(ReleaseHold("part", UNITS[0], 0, "a test"))
-    seen = ours.look(dict.fromkeys(UNITS, DEVICE))
-    assert seen == {UNITS[0]: SeenProvider(False, 0), UNITS[1]: SeenProvider(True, 0), UNITS[2]: SeenProvider(False, 0)}
+    providers = ours.look(dict.fromkeys(UNITS, DEVICE))
+    assert providers == {
+        UNITS[0]: SeenProvider(False, 0),
+        UNITS[1]: SeenProvider(True, 0),
+        UNITS[2]: SeenProvider(False, 0),
+    }
 
 
 def test_one_too_many_is_refused_and_looked_at_again() -> None:

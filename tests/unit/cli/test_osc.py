@@ -30,12 +30,12 @@ HOUR = timedelta(hours=1)
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     """Of a portal that is served."""
-    found = open_ledger(tmp_path, clock=RealClock())
-    with served(found, PEOPLE) as url:
+    ledger = open_ledger(tmp_path, clock=RealClock())
+    with served(ledger, PEOPLE) as url:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, PEOPLE)))
         monkeypatch.setenv("TZ", "Europe/Rome")
-        yield found
-    found.close()
+        yield ledger
+    ledger.close()
 
 
 def test_every_command_is_one() -> None:
@@ -71,9 +71,9 @@ def test_a_refusal_says_why_and_its_command_works(ledger: Ledger) -> None:
     one("ada", "gpu booking create", *words, "--gpus", "2")
     with pytest.raises(BlockedError, match="no GPU of pool t4 is free throughout that time") as refused:
         one("bob", "gpu booking create", *words)
-    found = re.search(r"^    openstack gpu booking create (.*)$", str(refused.value), re.MULTILINE)
-    assert found
-    assert one("bob", "gpu booking create", *shlex.split(found.group(1)))["state"] == "confirmed"
+    match = re.search(r"^    openstack gpu booking create (.*)$", str(refused.value), re.MULTILINE)
+    assert match
+    assert one("bob", "gpu booking create", *shlex.split(match.group(1)))["state"] == "confirmed"
 
 
 def test_check(ledger: Ledger) -> None:

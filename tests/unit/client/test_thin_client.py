@@ -74,5 +74,5 @@ def test_another_command_says_which_part_it_needs(words: tuple[str, ...], part: 
 
 def test_the_client_depends_on_nothing_of_the_server() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = {one.partition(">")[0].replace("-", "_") for one in project["dependencies"]}
+    needed = {requirement.partition(">")[0].replace("-", "_") for requirement in project["dependencies"]}
     assert not needed & set(SERVER_PACKAGES)

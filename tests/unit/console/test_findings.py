@@ -31,7 +31,7 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_is_what_a_finding_is_made_of_again(capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(printed(capsys, "json"))
     assert set(data[0]) == {"code", "severity", "object", "reason", "remedy", "payload"}
-    assert [Finding.from_dict(one) for one in data] == [BROKEN, FINE]
+    assert [Finding.from_dict(row) for row in data] == [BROKEN, FINE]
 
 
 def test_lists_have_the_payload_as_columns(capsys: pytest.CaptureFixture[str]) -> None:

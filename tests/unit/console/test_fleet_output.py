@@ -76,7 +76,7 @@ def test_a_terminal_has_the_hosts_at_work_in_its_last_lines() -> None:
 
 
 def test_the_summary_has_every_host_and_what_failed_ones_said(capsys: pytest.CaptureFixture[str]) -> None:
-    print_summary({one.host: one for one in (FINE, BROKEN, BLOCKED)})
+    print_summary({outcome.host: outcome for outcome in (FINE, BROKEN, BLOCKED)})
     text = capsys.readouterr().out
     assert "| gpu1 | ok      | 2.0     |" in text
     assert "| gpu3 | blocked | 1.0     | no IOMMU" in text
@@ -84,5 +84,5 @@ def test_the_summary_has_every_host_and_what_failed_ones_said(capsys: pytest.Cap
 
 
 def test_the_summary_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    print_summary({one.host: one for one in (FINE, BROKEN)}, Format.JSON)
+    print_summary({outcome.host: outcome for outcome in (FINE, BROKEN)}, Format.JSON)
     assert [row["Result"] for row in json.loads(capsys.readouterr().out)] == ["ok", "failed"]

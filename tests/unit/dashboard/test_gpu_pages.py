@@ -92,13 +92,13 @@ def test_many_gpus_are_several_small_pages() -> None:
     inventory = InventoryCache()
     inventory.publish(NOON, [GpuStatus(gpu, GpuState.CLAIMED, "", claim) for gpu in gpus])
     client = TestClient(create_app(plain_sources(inventory=inventory, gpus=gpus), ["testserver"]))
-    page, seen = "gpus", []
+    page, all_rows = "gpus", []
     while page:
         answer = client.get(page.replace("&amp;", "&"))
         assert len(answer.content) < 200_000
-        seen += rows(answer.text)
+        all_rows += rows(answer.text)
         page = next(iter(re.findall(r'<a href="(gpus[^"]*)" rel="next">', answer.text)), "")
-    assert len(seen) == len(set(seen)) == 2000
+    assert len(all_rows) == len(set(all_rows)) == 2000
     assert len(rows(client.get("/gpus?page=99999").text)) == 2000 % PAGE or PAGE
 
 
@@ -137,20 +137,20 @@ def test_a_gpu_with_what_keeps_it(shared: HealthPortal) -> None:
 
 
 def look(**changes: object) -> HostReport:
-    seen = tuple(
+    reports = tuple(
         GpuReport(
             gpu.address, ids=gpu.ids, driver="vfio-pci", group=gpu.group, link=LinkReport(8.0, 16, 8.0, 16), power="D0"
         )
         for gpu in site_gpus()
         if gpu.host == "gpu-1"
     )
-    plain = HostReport("gpu-1", "boot", 1, "2026-11-23T12:00:00Z", "6.12.9", "AMI 2.4", "8.2.2", seen)
+    plain = HostReport("gpu-1", "boot", 1, "2026-11-23T12:00:00Z", "6.12.9", "AMI 2.4", "8.2.2", reports)
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def host_page(portal: HealthPortal, said: HostReport | None = None) -> str:
-    if said is not None:
-        portal.service.store.hear(HostContact("gpu-1", portal.clock(), json.dumps(said.as_dict())))
+def host_page(portal: HealthPortal, report: HostReport | None = None) -> str:
+    if report is not None:
+        portal.service.store.hear(HostContact("gpu-1", portal.clock(), json.dumps(report.as_dict())))
     return portal.browser(ROOT).client.get("/host?name=gpu-1").text
 
 
@@ -264,13 +264,13 @@ def test_who_switches_the_project_comes_back_to_the_same_page(shared: HealthPort
 def test_a_host_has_the_results_of_its_checks_for_admins(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     checks = RecordedChecks(loaded := site(tmp_path / "site", {}, {"gpu-1": epyc()}))
-    found = checks.of("gpu-1")
-    assert [one.severity.rank for one in found] == sorted(one.severity.rank for one in found)
-    assert ("gpus", Severity.OK) in {(one.code, one.severity) for one in found}
+    findings = checks.of("gpu-1")
+    assert [finding.severity.rank for finding in findings] == sorted(finding.severity.rank for finding in findings)
+    assert ("gpus", Severity.OK) in {(finding.code, finding.severity) for finding in findings}
     assert checks.of("gpu-9") == ()
     portal = health_portal(tmp_path, checks=checks.of)
     rows = portal.browser(ROOT).client.get("/host?name=gpu-1&csv=checks").text.splitlines()
-    assert len(rows) == 1 + len(found)
+    assert len(rows) == 1 + len(findings)
     assert 'id="checks"' not in portal.browser(ADA).client.get("/host?name=gpu-1").text
     (loaded.path.parent / loaded.site.hosts["gpu-1"].recording).unlink()
     (gone,) = RecordedChecks(loaded).of("gpu-1")

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[3]
 def shown(page: str) -> dict[str, Any]:
     """The site file of a page, as far as it goes."""
     text = (ROOT / "docs/how-to" / page).read_text()
-    found: dict[str, Any] = YAML(typ="safe").load(text.partition("```yaml\n")[2].partition("```")[0])
-    return found
+    document: dict[str, Any] = YAML(typ="safe").load(text.partition("```yaml\n")[2].partition("```")[0])
+    return document
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def test_a_hypervisor_is_hidden_by_the_pool_or_by_the_image(windows: LoadedSite)
     hidden, other_vendor = '<hidden state="on"/>', '<vendor_id state="on"'
     by_pool = guest_features("windows", flavor.extra_specs, {})
     by_image = guest_features("windows", {}, {"img_hide_hypervisor_id": "true"})
-    for found in (by_pool, by_image):
-        assert hidden in found
-        assert other_vendor in found
+    for features in (by_pool, by_image):
+        assert hidden in features
+        assert other_vendor in features
     plain, linux = guest_features("windows", {}, {}), guest_features("linux", flavor.extra_specs, {})
     assert (hidden in plain, other_vendor in plain, "<vapic" in plain) == (False, False, True)
     assert (hidden in linux, "<vapic" in linux) == (True, False)
@@ -58,5 +58,5 @@ def test_a_hypervisor_is_hidden_by_the_pool_or_by_the_image(windows: LoadedSite)
 
 def test_two_of_one_model_are_any_two_or_a_whole_group(tmp_path: Path) -> None:
     """On the machine with six V100, of which four are in pairs."""
-    found = {flavor.name: flavor.gpus for flavor in site(tmp_path, shown("several-gpus.md")).compiled.flavors}
-    assert found == {"v100.1": 1, "v100.2": 2, "v100.pair-a": 2, "v100.pair-b": 2}
+    gpus_by_flavor = {flavor.name: flavor.gpus for flavor in site(tmp_path, shown("several-gpus.md")).compiled.flavors}
+    assert gpus_by_flavor == {"v100.1": 1, "v100.2": 2, "v100.pair-a": 2, "v100.pair-b": 2}

@@ -50,14 +50,14 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def events(block: bytes) -> list[dict[str, str]]:
     """What a browser makes of a block: fields by name, lines of data joined."""
-    found = []
+    parsed_events = []
     for part in block.decode().strip("\n").split("\n\n"):
         fields: dict[str, str] = {}
         for line in part.split("\n"):
             name, _, value = line.partition(": ")
             fields[name] = f"{fields[name]}\n{value}" if name in fields else value
-        found.append(fields)
-    return found
+        parsed_events.append(fields)
+    return parsed_events
 
 
 async def told(stream: Stream) -> dict[str, str]:
@@ -124,17 +124,19 @@ def test_a_page_that_shows_the_map_gets_what_it_lacks() -> None:
             first = subject.version
             inventory.publish(NOON, changed(LONE, GpuState.HELD))
             second = (await told(stream))["id"]
-            inventory.publish(NOON, [replace(one, state=GpuState.FREE) if one.gpu == HELD else one for one in STATUSES])
+            inventory.publish(
+                NOON, [replace(status, state=GpuState.FREE) if status.gpu == HELD else status for status in STATUSES]
+            )
             third = (await told(stream))["id"]
             assert [first, second, third] == [f"{nothing[:-2]}-{version}" for version in (1, 2, 3)]
             both = ["pool-v100", "pool-t4", *LONE_PARTS[1:2], *HELD_PARTS[1:2], *LONE_PARTS[2:], *HELD_PARTS[2:]]
-            for known, lacks in ((first, sorted(both)), (second, sorted(both)), (third, None)):
-                async with aclosing(subject.stream(last_event_id=known)) as again:
+            for last_event_id, lacks in ((first, sorted(both)), (second, sorted(both)), (third, None)):
+                async with aclosing(subject.stream(last_event_id=last_event_id)) as again:
                     await anext(again), await anext(again)
                     event = await told(again)
                     assert event["event"] == "pulse" if lacks is None else sorted(parts(event)) == lacks
-            for known in (nothing, "00000000-2", "2", f"{first}0000000000000000", f"{first}\n", "x" * 99):
-                async with aclosing(subject.stream(last_event_id=known)) as again:
+            for last_event_id in (nothing, "00000000-2", "2", f"{first}0000000000000000", f"{first}\n", "x" * 99):
+                async with aclosing(subject.stream(last_event_id=last_event_id)) as again:
                     assert "map" in await opened(again)
 
     run(test)
@@ -175,8 +177,8 @@ def test_parts_make_of_any_map_the_newest(states: list[list[GpuState]], data: st
 
 def pieces(html: str) -> dict[str, str]:
     """Id of each part of the map -> its HTML."""
-    found = re.findall(r'<(\w+)([^>]*? id="([^"]*)" data-part.*?)\n *</\1>', html, re.DOTALL)
-    return {id: re.sub(r"\n\s*", "\n", text) for _, text, id in found}
+    matches = re.findall(r'<(\w+)([^>]*? id="([^"]*)" data-part.*?)\n *</\1>', html, re.DOTALL)
+    return {id: re.sub(r"\n\s*", "\n", text) for _, text, id in matches}
 
 
 async def after_turns(inventory: InventoryCache, turns: int) -> LiveFeed:

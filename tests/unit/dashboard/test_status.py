@@ -44,10 +44,10 @@ def test_everybody_sees_counts_and_times(portal: HealthPortal) -> None:
     status = portal.browser().client.get("/v1/status").json()
     assert (status["site"], status["state"], status["known"]) == ("test-site", "reduced", True)
     assert {pool["name"]: (pool["total"], pool["free"]) for pool in status["pools"]} == {"v100": (6, 5), "t4": (2, 2)}
-    assert [(one["pool"], one["what"], one["gpus"]) for one in status["incidents"]] == [
+    assert [(incident["pool"], incident["what"], incident["gpus"]) for incident in status["incidents"]] == [
         ("t4", "quarantined", 1), ("v100", "in repair", 1), ("v100", "quarantined", 1), ("v100", "suspect", 1),
     ]  # fmt: skip
-    assert [(one["kind"], one["on"], one["gpus"], one["pools"]) for one in status["planned"]] == [
+    assert [(entry["kind"], entry["on"], entry["gpus"], entry["pools"]) for entry in status["planned"]] == [
         ("maintenance", True, 1, ["t4"]), ("maintenance", False, 1, ["t4"]), ("hold", False, 1, ["v100"]),
     ]  # fmt: skip
     (loop,) = status["loops"]
@@ -57,9 +57,9 @@ def test_everybody_sees_counts_and_times(portal: HealthPortal) -> None:
 @pytest.mark.parametrize("path", ["/status", "/v1/status"])
 def test_strangers_see_no_hosts_and_no_words(portal: HealthPortal, path: str) -> None:
     shown = portal.browser().client.get(path).text
-    assert [one for one in PRIVATE if one in shown.replace("gpuyard", "")] == []
-    known = portal.browser(ADA).client.get(path).text
-    assert [one for one in PRIVATE[:6] if one not in known] == []
+    assert [word for word in PRIVATE if word in shown.replace("gpuyard", "")] == []
+    shown_to_ada = portal.browser(ADA).client.get(path).text
+    assert [word for word in PRIVATE[:6] if word not in shown_to_ada] == []
 
 
 def test_the_site_may_tell_strangers_more_or_nothing(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_what_is_private_needs_a_login_still(portal: HealthPortal) -> None:
 def test_without_bookings_it_is_there_too() -> None:
     client = TestClient(create_app(plain_sources(), ["testserver"]))
     status = client.get("/v1/status").json()
-    assert [(one["pool"], one["what"], one["hosts"]) for one in status["incidents"]] == [
+    assert [(incident["pool"], incident["what"], incident["hosts"]) for incident in status["incidents"]] == [
         ("t4", "blocked", ["node2"]), ("t4", "lost", ["node2"]),
     ]  # fmt: skip
     assert status["planned"] == []
@@ -110,7 +110,7 @@ def test_a_gpu_counts_once(portal: HealthPortal) -> None:
         NOON, [GpuStatus(gpu, GpuState.LOST, "nova-compute does not report it") for gpu in site_gpus()]
     )
     status = portal.browser().client.get("/v1/status").json()
-    assert sum(one["gpus"] for one in status["incidents"]) == len(site_gpus())
+    assert sum(incident["gpus"] for incident in status["incidents"]) == len(site_gpus())
 
 
 def test_a_cloud_that_does_not_answer_leaves_the_last_truth_with_its_age(tmp_path: Path) -> None:
@@ -182,15 +182,15 @@ def test_two_hundred_who_look_at_once_from_one_address_get_one_answer(
 
     monkeypatch.setattr("gpuyard.dashboard.status_pages.site_status", counted)
     with serving(portal.app) as url, ThreadPoolExecutor(20) as pool:
-        found = list(pool.map(lambda _: httpx2.get(f"{url}/status"), range(200)))
-        tag = found[0].headers["etag"]
-        assert {(one.status_code, one.headers["etag"]) for one in found} == {(200, tag)}
-        assert len({one.text for one in found}) == 1
+        responses = list(pool.map(lambda _: httpx2.get(f"{url}/status"), range(200)))
+        tag = responses[0].headers["etag"]
+        assert {(response.status_code, response.headers["etag"]) for response in responses} == {(200, tag)}
+        assert len({response.text for response in responses}) == 1
         assert reads == [False]
         again = httpx2.get(f"{url}/status", headers={"If-None-Match": tag})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
         assert again.headers["cache-control"] == "public, max-age=1"
-        assert "Cookie" in found[0].headers["vary"]
+        assert "Cookie" in responses[0].headers["vary"]
 
 
 def test_what_strangers_share_is_no_older_than_a_second(portal: HealthPortal) -> None:
@@ -200,15 +200,15 @@ def test_what_strangers_share_is_no_older_than_a_second(portal: HealthPortal) ->
     assert stranger.get("/v1/status").json() == before
     portal.clock.forward(hours=1 / 3600)
     after = stranger.get("/v1/status").json()
-    assert [sum(one["gpus"] for one in status["incidents"]) for status in (before, after)] == [4, 5]
+    assert [sum(incident["gpus"] for incident in status["incidents"]) for status in (before, after)] == [4, 5]
 
 
 def test_nobody_shares_the_page_of_who_has_logged_in(portal: HealthPortal) -> None:
     ada, bob, stranger = portal.browser(ADA), portal.browser(BOB), portal.browser()
-    pages = [(one, one.client.get("/status")) for one in (ada, stranger, bob)]
-    for one in (ada, bob):
-        found = {other is one: one.csrf in page.text for other, page in pages}
-        assert found == {True: True, False: False}
+    pages = [(browser, browser.client.get("/status")) for browser in (ada, stranger, bob)]
+    for member in (ada, bob):
+        csrf_shown = {other is member: member.csrf in page.text for other, page in pages}
+        assert csrf_shown == {True: True, False: False}
     assert [page.headers["cache-control"] for _, page in pages] == ["no-store", "public, max-age=1", "no-store"]
 
 

@@ -55,7 +55,7 @@ def test_a_backup_is_one_file_for_its_owner_that_can_be_read_where_nothing_can_b
     url = new()
     with closing(prepare(Store.open(url))):
         file = backed_up(url, folder)
-    assert [one.name for one in folder.iterdir()] == [file.name] == ["site-20261122T120000Z.db"]
+    assert [path.name for path in folder.iterdir()] == [file.name] == ["site-20261122T120000Z.db"]
     assert file.stat().st_mode & 0o777 == 0o600
     with closing(sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)) as read:
         assert read.execute("select count(*) from lanes").fetchone() == (4,)
@@ -70,7 +70,7 @@ def test_of_a_folder_only_the_newest_stay_and_strangers_are_left_alone(new: New,
     (folder / "site-notes.db").touch()
     for day in range(4):
         databases.make_backup(url, "site", folder, NOW + timedelta(days=day), keep=2)
-    assert sorted(one.name for one in folder.iterdir()) == [
+    assert sorted(path.name for path in folder.iterdir()) == [
         "other-20261122T120000Z.db",
         "site-20261124T120000Z.db",
         "site-20261125T120000Z.db",
@@ -97,7 +97,7 @@ def test_a_damaged_backup_changes_nothing(new: New, folder: Path) -> None:
     with pytest.raises(StoreError, match="there is no backup"):
         restored(url, folder / "none.db")
     with closing(Store.open(url)) as store:
-        assert [one.id for one in store.find(Query())] == ["here"]
+        assert [stored.id for stored in store.find(Query())] == ["here"]
 
 
 def broken_of(url: str) -> list[str]:
@@ -118,14 +118,14 @@ def test_a_damaged_database_is_noticed_and_can_be_replaced(new: New, folder: Pat
         content[damage] = b"x" * len(content[damage])
         path.write_bytes(content)
         assert re.search("not a database|damaged", " ".join(broken_of(url)))
-        said = restored(url, file)
-        assert "what has been written since cannot be compared" in said[1]
+        messages = restored(url, file)
+        assert "what has been written since cannot be compared" in messages[1]
         (aside,) = folder.glob("*.replaced-*")
         assert aside.read_bytes() == bytes(content)
         aside.unlink()
         assert databases.checked(url) == ([], [])
         with closing(Store.open(url)) as store:
-            assert [one.id for one in store.find(Query())] == ["here"]
+            assert [stored.id for stored in store.find(Query())] == ["here"]
 
 
 def test_nothing_is_made_where_nothing_is(new: New, folder: Path) -> None:
@@ -158,4 +158,4 @@ def test_a_copy_from_before_a_migration_can_be_restored(new: New, folder: Path) 
     target = new()
     assert restored(target, copy)[0] == f"{copy} is a backup of unknown time"
     with closing(Store.open(target)) as store:
-        assert [one.id for one in store.find(Query())] == ["here"]
+        assert [stored.id for stored in store.find(Query())] == ["here"]

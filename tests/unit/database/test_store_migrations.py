@@ -53,7 +53,9 @@ def test_later_release(url: str, tmp_path: Path, rule: Callable[[str, Path], Non
 def test_a_file_is_copied_before_its_tables_change(url: str, tmp_path: Path) -> None:
     Store.open(url).close()
     Store.open(url).close()
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["ledger.db", "ledger.db.lock"], "a new one needs no copy"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.db", "ledger.db.lock"], (
+        "a new one needs no copy"
+    )
     a_later_step_keeps_everything(url, tmp_path)
     with closing(Store.open(f"{url}.before-ledger-{latest()}")) as store:
         assert len(store.lanes()) == 4, "this release can use the copy"

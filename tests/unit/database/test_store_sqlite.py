@@ -34,7 +34,7 @@ def store(path: Path) -> Iterator[Store]:
 
 def test_files_are_for_their_owner_only(store: Store, path: Path) -> None:
     write(store, booking())
-    assert {one.name: oct(one.stat().st_mode & 0o777) for one in path.parent.iterdir()} == dict.fromkeys(
+    assert {file.name: oct(file.stat().st_mode & 0o777) for file in path.parent.iterdir()} == dict.fromkeys(
         ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db.lock"), "0o600"
     )
     assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -71,7 +71,7 @@ with store.change("t4") as change:
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 9
     store = Store.open(f"sqlite:///{path}")
-    assert [one.id for one in store.find(Query())] == ["sure"]
+    assert [stored.id for stored in store.find(Query())] == ["sure"]
     assert len(taken(store)) == 1
     store.close()
 
@@ -87,7 +87,7 @@ def test_the_database_itself_refuses_an_overlap(store: Store, path: Path) -> Non
         connection.execute("update occupancy set ends = ends + 60 where lane = 2")
         connection.rollback()
     assert taken(store) == before
-    assert {one.booking for one in before} == {first.id, other.id}
+    assert {row.booking for row in before} == {first.id, other.id}
 
 
 def test_a_look_sees_one_moment(store: Store) -> None:
@@ -114,7 +114,7 @@ def test_somebody_who_keeps_the_database_for_too_long(path: Path, monkeypatch: p
 def test_several_may_start_at_once(path: Path) -> None:
     code = f"from gpuyard.bookings.store import Store; Store.open('sqlite:///{path}').sync_lanes({SLOTS!r})"
     running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(4)]
-    assert [(one.communicate()[1], one.returncode) for one in running] == [(b"", 0)] * 4
+    assert [(process.communicate()[1], process.returncode) for process in running] == [(b"", 0)] * 4
     store = Store.open(f"sqlite:///{path}")
     assert len(store.lanes()) == 4
     store.close()
@@ -202,7 +202,7 @@ def test_another_process_that_comes_and_goes_takes_nothing_away(tmp_path: Path) 
             runners.set_value("it", value)
             look = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
             look += "print(c.execute('select value from runner_values').fetchall()); c.close()"
-            seen = subprocess.run(
+            completed = subprocess.run(
                 [sys.executable, "-c", look, f"{tmp_path}/yard.db"], check=True, capture_output=True, text=True
             )
-            assert value in seen.stdout
+            assert value in completed.stdout

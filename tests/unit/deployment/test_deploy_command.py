@@ -51,7 +51,7 @@ def test_a_site_without_machines_says_where_to_name_them(tmp_path: Path) -> None
 
 
 def test_the_command_that_goes_on_says_what_was_said() -> None:
-    asked = _Asked(
+    options = _Asked(
         site=Path("my site.yaml"),
         kolla=Path("/srv/kolla"),
         limit="gpu1,gpu2",
@@ -65,7 +65,7 @@ def test_the_command_that_goes_on_says_what_was_said() -> None:
         state=Path("state"),
         minutes=5,
     )
-    words = shlex.split(asked.again())
+    words = shlex.split(options.again())
     assert words[:3] == ["gpuyard", "deploy", "run"]
     command = every_command().commands["deploy"].commands["run"]  # type: ignore[attr-defined]
     parsed = command.make_context("run", words[3:]).params

@@ -192,14 +192,18 @@ def test_what_is_missing_beside_encrypted_passwords_is_asked_for(folder: DeployF
     path = folder.path / "passwords.yml"
     text = f"{INLINE}a:\nb:\nc:\nnova_ssh_key:\n  private_key:\n  public_key:\n"
     path.write_text(text)
-    found = read_passwords(text)
-    assert not found.made
-    assert found.refusal.startswith("passwords.yml has no value for a, b, c and 1 more, and kolla-genpwd reads no file")
+    passwords = read_passwords(text)
+    assert not passwords.made
+    assert passwords.refusal.startswith(
+        "passwords.yml has no value for a, b, c and 1 more, and kolla-genpwd reads no file"
+    )
     with pytest.raises(GpuyardError, match=r"passwords\.yml has no value for a, b, c and 1 more"):
         folder.make_passwords()
     assert path.read_text() == text
-    tasks = plan_deployment(site(), DeploymentState(kolla=KollaState(passwords_refusal=found.refusal)), DeployJournal())
+    tasks = plan_deployment(
+        site(), DeploymentState(kolla=KollaState(passwords_refusal=passwords.refusal)), DeployJournal()
+    )
     verdict = next(task for task in tasks if task.stage == "passwords").verdict
-    assert (verdict.standing, verdict.says) == (TaskStanding.BLOCKED, (found.refusal,))
+    assert (verdict.standing, verdict.says) == (TaskStanding.BLOCKED, (passwords.refusal,))
     plain = read_passwords("a:\nb: !!str x\n")
     assert (plain.made, plain.refusal) == (False, "")

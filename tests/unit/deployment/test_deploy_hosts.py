@@ -60,14 +60,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answered(root: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     main(["--root", str(root), *words, "--json"])
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return answer
 
 
 def test_look_has_everything_that_a_deployment_asks(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = answered(root, capsys, "look", "--keep", "02:00.0")
-    assert found["exit"] == 0
-    sight, inventory = parse_look(found)
+    answer = answered(root, capsys, "look", "--keep", "02:00.0")
+    assert answer["exit"] == 0
+    sight, inventory = parse_look(answer)
     assert (sight.boot_id, sight.name, sight.restart, sight.here) == ("boot-1", "gpu1", True, False)
     assert "lo" in {interface.name for interface in sight.interfaces}
     assert f"+ create file /{LIST_FILE}" in sight.changes
@@ -95,7 +95,7 @@ def test_a_host_that_is_a_script_answers_as_a_real_one(
 def shape(value: Any, depth: int = 9) -> Any:
     """Keys and types."""
     if isinstance(value, dict) and depth:
-        return {name: shape(one, depth - 1) for name, one in value.items()}
+        return {name: shape(item, depth - 1) for name, item in value.items()}
     if isinstance(value, list) and depth and value and isinstance(value[0], dict):
         return [shape(value[0], depth - 1)]
     return type(value)
@@ -164,8 +164,8 @@ def test_a_server_is_a_process_of_the_machine_whatever_has_started_it(
     assert name in hypervisor_processes(FileTree())
     (tmp_path / "qemu-system-x86_64").unlink()  # as an upgrade does
     assert name in hypervisor_processes(FileTree())
-    found = parse_look(in_this_process("here", ["look"]).result)[0]
-    assert name in found.hypervisor
+    sight = parse_look(in_this_process("here", ["look"]).result)[0]
+    assert name in sight.hypervisor
     with pytest.raises(BlockedError, match="servers would go down: "):
         refuse_reboot(FileTree())
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -345,9 +345,9 @@ def test_containers_of_every_engine_are_seen_and_those_that_are_stopped(tmp_path
 
 
 def test_a_look_at_this_machine_needs_no_ssh() -> None:
-    found = in_this_process("here", ["look"])
-    assert found.ending is Ending.DONE
-    assert parse_look(found.result)[0].here
+    outcome = in_this_process("here", ["look"])
+    assert outcome.ending is Ending.DONE
+    assert parse_look(outcome.result)[0].here
 
 
 JSON = st.recursive(
@@ -377,10 +377,10 @@ def test_whatever_a_host_answers_is_a_sight(changes: Mapping[str, Any], gone: se
     good = in_memory_look()
     result = {name: value for name, value in {**good, **changes}.items() if name not in gone}
     subject = subject_of()
-    found = subject._sight(
+    sight = subject._sight(
         "gpu1", Outcome("gpu1", Ending.DONE, 0, "", result), replay(json.dumps(good["recording"]), "x")
     )
-    assert found.problem or found.boot_id is not None
+    assert sight.problem or sight.boot_id is not None
 
 
 def in_memory_look() -> dict[str, Any]:
@@ -399,9 +399,9 @@ def subject_of(patience: float = 10, deploy: SiteDeploy | None = None) -> Deploy
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    found = deploy or site().deploy
-    assert found is not None
-    return DeployHosts(found, FleetOptions(), patience, lambda: now[0], sleep)
+    site_deploy = deploy or site().deploy
+    assert site_deploy is not None
+    return DeployHosts(site_deploy, FleetOptions(), patience, lambda: now[0], sleep)
 
 
 Answer = Callable[[str, Sequence[str], int], Outcome]
@@ -412,7 +412,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[tuple[str,
     """Hosts that answer as a function says, to a verb with its words, the first, the second and so on time."""
 
     def with_answers(answer: Answer) -> list[tuple[str, ...]]:
-        asked: list[tuple[str, ...]] = []
+        calls: list[tuple[str, ...]] = []
 
         def run(
             hosts: Sequence[str],
@@ -421,16 +421,16 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[tuple[str,
             on_event: object,
             own: Mapping[str, Sequence[str]],
         ) -> dict[str, Outcome]:
-            found = {}
+            outcomes = {}
             for host in hosts:
                 words = (verb[0], *own.get(host, ()))
-                number = sum(one[:2] == (host, verb[0]) for one in asked)
-                asked.append((host, *words))
-                found[host] = answer(host, words, number)
-            return found
+                number = sum(call[:2] == (host, verb[0]) for call in calls)
+                calls.append((host, *words))
+                outcomes[host] = answer(host, words, number)
+            return outcomes
 
         monkeypatch.setattr("gpuyard.host.fleet.run", run)
-        return asked
+        return calls
 
     return with_answers
 
@@ -444,24 +444,24 @@ GONE = Outcome("h", Ending.UNREACHABLE, 1, "connection refused")
 
 def test_a_reboot_is_over_when_the_host_answers_out_of_another_boot(fleet: Any) -> None:
     looks = [boot(1), GONE, GONE, boot(2)]
-    asked = fleet(lambda host, words, number: GONE if words[0] == "reboot" else looks[number])
+    calls = fleet(lambda host, words, number: GONE if words[0] == "reboot" else looks[number])
     assert subject_of(patience=60).reboot({"gpu1": "boot-1"}) == {"gpu1": ""}
-    assert asked[0] == ("gpu1", "reboot", "--boot-id", "boot-1")
-    assert len(asked) == 5
+    assert calls[0] == ("gpu1", "reboot", "--boot-id", "boot-1")
+    assert len(calls) == 5
 
 
 def test_a_host_that_does_not_come_back_is_named_with_what_ssh_said(fleet: Any) -> None:
     fleet(lambda host, words, number: GONE if host == "gpu1" else boot(2))
-    found = subject_of().reboot({"gpu1": "boot-1", "gpu2": "boot-1"})
-    assert found["gpu2"] == ""
-    assert found["gpu1"] == "not back after 0.166667 minutes: connection refused; look at its console"
+    problems = subject_of().reboot({"gpu1": "boot-1", "gpu2": "boot-1"})
+    assert problems["gpu2"] == ""
+    assert problems["gpu1"] == "not back after 0.166667 minutes: connection refused; look at its console"
 
 
 def test_a_host_that_refuses_to_reboot_is_not_waited_for(fleet: Any) -> None:
     refusal = Outcome("h", Ending.DONE, 1, "only root may reboot this machine")
-    asked = fleet(lambda host, words, number: refusal)
+    calls = fleet(lambda host, words, number: refusal)
     assert subject_of().reboot({"gpu1": "boot-1"}) == {"gpu1": "only root may reboot this machine"}
-    assert [one[1] for one in asked] == ["reboot"]
+    assert [call[1] for call in calls] == ["reboot"]
 
 
 def test_wishes_addresses_and_users_reach_the_host(fleet: Any) -> None:
@@ -475,12 +475,12 @@ def test_wishes_addresses_and_users_reach_the_host(fleet: Any) -> None:
             },
         }
     ).deploy
-    asked = fleet(lambda host, words, number: boot(1))
+    calls = fleet(lambda host, words, number: boot(1))
     assert subject_of(deploy=deploy).prepare(["gpu1", "gpu2"], {"gpu1": ["0000:27:00.0", "0000:28:00.0"]}) == {
         "gpu1": "",
         "gpu2": "",
     }
-    assert asked == [
+    assert calls == [
         (
             "operator@192.0.2.7",
             "apply",
@@ -510,11 +510,13 @@ def test_what_differs_from_the_recording_is_a_fault_once_the_host_is_ready(
 
 
 def test_a_name_in_two_configurations_is_two_connections_of_ansible(tmp_path: Path) -> None:
-    configuration, found = tmp_path / "my config", []
+    configuration, environments = tmp_path / "my config", []
     for port in ("2201", "2202", "2202"):
         configuration.write_text(f"Host gpu1\n    HostName 127.0.0.1\n    Port {port}\n")
-        found.append(ssh_variables(configuration))
-        shown = subprocess.check_output(["ssh", *shlex.split(found[-1]["ANSIBLE_SSH_ARGS"]), "-G", "gpu1"], text=True)
+        environments.append(ssh_variables(configuration))
+        shown = subprocess.check_output(
+            ["ssh", *shlex.split(environments[-1]["ANSIBLE_SSH_ARGS"]), "-G", "gpu1"], text=True
+        )
         assert f"port {port}\n" in shown
-    first, second, again = (one["ANSIBLE_SSH_CONTROL_PATH_DIR"] for one in found)
+    first, second, again = (environment["ANSIBLE_SSH_CONTROL_PATH_DIR"] for environment in environments)
     assert first != second == again

@@ -57,9 +57,9 @@ class Machine:
 
     def calls(self) -> list[str]:
         path = self.folder / "state/calls"
-        found = path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
-        return [call for call in found if call not in ("serve --unit", "is-active gpuyard")]
+        return [call for call in lines if call not in ("serve --unit", "is-active gpuyard")]
 
 
 Make = Callable[..., Machine]

@@ -32,9 +32,9 @@ STAGE_NAMES = [stage.name for stage in STAGES]
 
 
 def plan_of(
-    world: FakeWorld, journal: DeployJournal = NOTHING_YET, wanted: DeployRange = EVERYTHING
+    world: FakeWorld, journal: DeployJournal = NOTHING_YET, deploy_range: DeployRange = EVERYTHING
 ) -> list[DeployTask]:
-    deployment = Deployment(world.site, world, wanted, lambda: NOW)
+    deployment = Deployment(world.site, world, deploy_range, lambda: NOW)
     return list(deployment.plan(deployment.first_look(), journal))
 
 
@@ -145,7 +145,7 @@ def test_from_any_half_done_world_and_any_kills_the_end_is_the_same(
 
 def test_a_run_of_kolla_that_was_killed_when_its_containers_ran_already_is_run_again(tmp_path: Path) -> None:
     world = FakeWorld(site())
-    run_once(world, tmp_path / "journal", wanted=DeployRange(last="prechecks"))
+    run_once(world, tmp_path / "journal", deploy_range=DeployRange(last="prechecks"))
     # Begun is written, three hosts get their containers, and one of them is finished.
     world.left = 1 + 1 + 3 + 1
     with pytest.raises(Killed):
@@ -163,17 +163,17 @@ def test_a_run_of_kolla_that_was_killed_when_its_containers_ran_already_is_run_a
 
 def test_a_run_for_one_host_does_not_end_what_was_begun_for_all(tmp_path: Path) -> None:
     world = FakeWorld(site())
-    run_once(world, tmp_path / "journal", wanted=DeployRange(last="prechecks"))
+    run_once(world, tmp_path / "journal", deploy_range=DeployRange(last="prechecks"))
     world.left = 1 + 1 + 3 + 1
     with pytest.raises(Killed):
         run_once(world, tmp_path / "journal", "killed")
     world.left = None
-    run_once(world, tmp_path / "journal", "limited", wanted=DeployRange(hosts=("gpu2",)))
+    run_once(world, tmp_path / "journal", "limited", deploy_range=DeployRange(hosts=("gpu2",)))
     journal = JournalFile(tmp_path / "journal").read()
     assert task(plan_of(world, journal, DeployRange(hosts=("gpu2",))), "deploy").standing is TaskStanding.DONE
     for left in (DeployRange(hosts=("gpu1",)), EVERYTHING):
         assert "has not come to a good end" in task(plan_of(world, journal, left), "deploy").verdict.says[0]
-    run_once(world, tmp_path / "journal", "limited", wanted=DeployRange(hosts=("gpu1", "ctl")))
+    run_once(world, tmp_path / "journal", "limited", deploy_range=DeployRange(hosts=("gpu1", "ctl")))
     assert task(plan_of(world, JournalFile(tmp_path / "journal").read()), "deploy").standing is TaskStanding.DONE
 
 
@@ -183,7 +183,7 @@ def test_what_is_deployed_from_changes_and_deploy_is_due_again_for_each_host(tmp
     world.variables = "with Cinder"
     says = task(plan_of(world, JournalFile(journal).read()), "deploy").verdict.says
     assert says == ("inventory or variables have changed since ctl was deployed to at 2026-11-23T09:00:00+00:00",)
-    run_once(world, journal, "limited", wanted=DeployRange(hosts=("gpu2",)))
+    run_once(world, journal, "limited", deploy_range=DeployRange(hosts=("gpu2",)))
     left = JournalFile(journal).read()
     assert task(plan_of(world, left, DeployRange(hosts=("gpu2",))), "deploy").standing is TaskStanding.DONE
     assert task(plan_of(world, left), "deploy").standing is not TaskStanding.DONE
@@ -194,7 +194,7 @@ def test_what_is_deployed_from_changes_and_deploy_is_due_again_for_each_host(tmp
     world.machines = False
     assert task(plan_of(world), "deploy").verdict.says == ("inventory or variables change before it",)
     lost = tmp_path / "lost journal"
-    assert run_once(world, lost, "lost", wanted=DeployRange(last="machines")).shown == ["6/6 machines: done"]
+    assert run_once(world, lost, "lost", deploy_range=DeployRange(last="machines")).shown == ["6/6 machines: done"]
     assert run_once(world, lost, "on").shown == ["12/17 prechecks: done", "13/17 deploy: done"]
 
 
@@ -343,17 +343,19 @@ def seen(world: FakeWorld, host: str, **changes: object) -> list[DeployTask]:
 def test_what_is_in_the_way_is_said_and_nothing_is_done(
     tmp_path: Path, changes: dict[str, object], title: str, reason: str
 ) -> None:
-    found = task(seen(FakeWorld(site()), "gpu1", **changes), title)
-    assert found.standing is TaskStanding.BLOCKED
-    assert reason in found.verdict.says[0]
+    deploy_task = task(seen(FakeWorld(site()), "gpu1", **changes), title)
+    assert deploy_task.standing is TaskStanding.BLOCKED
+    assert reason in deploy_task.verdict.says[0]
 
 
 def test_a_host_in_use_is_deployed_to_whether_or_not_its_packages_say_that_they_ask_for_a_reboot() -> None:
     problem = {"changes": (), "restart_problem": "not known: no dnf-utils"}
     for busy in ({"containers": frozenset({"keystone"})}, {"hypervisor": ("qemu-kvm (process 7)",)}):
-        found = task(seen(FakeWorld(site()), "gpu1", **problem, **busy), "restart gpu1")
-        assert found.standing is TaskStanding.DONE
-        assert found.verdict.says == ("not known: no dnf-utils; containers or servers are there, so a reboot is yours",)
+        deploy_task = task(seen(FakeWorld(site()), "gpu1", **problem, **busy), "restart gpu1")
+        assert deploy_task.standing is TaskStanding.DONE
+        assert deploy_task.verdict.says == (
+            "not known: no dnf-utils; containers or servers are there, so a reboot is yours",
+        )
 
 
 def test_a_host_on_its_way_up_after_our_reboot_is_waited_for_and_any_other_one_is_missed() -> None:
@@ -368,8 +370,8 @@ def test_a_host_on_its_way_up_after_our_reboot_is_waited_for_and_any_other_one_i
 def test_a_faulty_gpu_is_not_offered() -> None:
     world = FakeWorld(site(), recorded={"gpu1", "gpu2"})
     world.hosts["gpu1"].steps = []
-    found = task(seen(world, "gpu1", faults=("27:00.0 cannot be opened",)), "verify gpu1")
-    assert (found.standing, found.verdict.says) == (TaskStanding.BLOCKED, ("27:00.0 cannot be opened",))
+    deploy_task = task(seen(world, "gpu1", faults=("27:00.0 cannot be opened",)), "verify gpu1")
+    assert (deploy_task.standing, deploy_task.verdict.says) == (TaskStanding.BLOCKED, ("27:00.0 cannot be opened",))
 
 
 def test_what_the_cloud_says_counts_once_it_is_deployed() -> None:
@@ -379,27 +381,27 @@ def test_what_the_cloud_says_counts_once_it_is_deployed() -> None:
     assert sight.cloud is not None
     down = replace(sight, cloud=replace(sight.cloud, problem="Keystone does not answer"))
     assert task(list(deployment.plan(down, DeployJournal())), "limits").standing is TaskStanding.LATER
-    wanted = Deployment(world.site, world, DeployRange(first="limits"), lambda: NOW)
-    assert task(list(wanted.plan(down, DeployJournal())), "limits").standing is TaskStanding.BLOCKED
+    from_limits = Deployment(world.site, world, DeployRange(first="limits"), lambda: NOW)
+    assert task(list(from_limits.plan(down, DeployJournal())), "limits").standing is TaskStanding.BLOCKED
 
 
 def test_a_range_and_a_limit_leave_the_rest_alone(tmp_path: Path) -> None:
     world = FakeWorld(site())
-    run_once(world, tmp_path / "journal", wanted=DeployRange(last="verify"))
+    run_once(world, tmp_path / "journal", deploy_range=DeployRange(last="verify"))
     assert world.recorded == {"gpu1", "gpu2"}
     assert not world.machines
     only = DeployRange("look", "verify", ("gpu2",))
-    assert [one.title for one in plan_of(world, wanted=only)] == [
+    assert [deploy_task.title for deploy_task in plan_of(world, deploy_range=only)] == [
         "look gpu2",
         "prepare gpu2",
         "reboot gpu2",
         "record gpu2",
         "verify gpu2",
     ]
-    whole = {one.stage for one in plan_of(world, wanted=DeployRange(hosts=("gpu1",)))}
+    whole = {deploy_task.stage for deploy_task in plan_of(world, deploy_range=DeployRange(hosts=("gpu1",)))}
     assert whole & {"post-deploy", "limits", "apply", "image"} == set()
     with pytest.raises(BlockedError, match=r"record gpu1 cannot be done yet: gpu1.json; leave --from and --limit out"):
-        run_once(FakeWorld(site()), tmp_path / "other", wanted=DeployRange("record", "verify"))
+        run_once(FakeWorld(site()), tmp_path / "other", deploy_range=DeployRange("record", "verify"))
 
 
 @pytest.mark.parametrize(
@@ -412,7 +414,7 @@ def test_a_range_and_a_limit_leave_the_rest_alone(tmp_path: Path) -> None:
 )
 def test_a_range_that_there_is_not_is_refused(wanted: DeployRange, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        plan_of(FakeWorld(site()), wanted=wanted)
+        plan_of(FakeWorld(site()), deploy_range=wanted)
 
 
 @given(
@@ -498,9 +500,9 @@ FREE = HostInterface("eno2")
 def alone(interfaces: tuple[HostInterface, ...], address: str = "10.0.0.11", **deploy: object) -> str:
     """What look says of a machine that is everything, without a vip."""
     machines = {"interface": "eno1", "external_interface": "eno2", "hosts": {"gpu1": {"address": address}}, **deploy}
-    here = site(hosts={"gpu1": {"recording": "gpu1.json"}}, deploy=machines)
+    lone_site = site(hosts={"gpu1": {"recording": "gpu1.json"}}, deploy=machines)
     sight = DeploymentState(hosts={"gpu1": HostState(boot_id="b", name="gpu1", interfaces=interfaces)})
-    return "; ".join(plan_deployment(here, sight, DeployJournal())[0].verdict.says)
+    return "; ".join(plan_deployment(lone_site, sight, DeployJournal())[0].verdict.says)
 
 
 @pytest.mark.parametrize(
@@ -552,9 +554,9 @@ def test_a_hypervisor_needs_a_free_interface_only_where_kolla_bridges_hypervisor
         sight = replace(sight, hosts=hosts, kolla=replace(sight.kolla, bridges_hypervisors=bridges))
         assert says in task(list(deployment.plan(sight, DeployJournal())), "look gpu1").verdict.says[0]
     off = bridges_hypervisors(site(), {})
-    here = bridges_hypervisors(site(), {"enable_neutron_dvr": Variable("enable_neutron_dvr", "yes", "globals.yml")})
+    with_dvr = bridges_hypervisors(site(), {"enable_neutron_dvr": Variable("enable_neutron_dvr", "yes", "globals.yml")})
     deploy = {**json.loads(site().model_dump_json())["deploy"], "variables": {"enable_neutron_provider_networks": True}}
-    assert (off, here, bridges_hypervisors(site(deploy=deploy), {})) == (False, True, True)
+    assert (off, with_dvr, bridges_hypervisors(site(deploy=deploy), {})) == (False, True, True)
 
 
 @pytest.mark.parametrize("first", ["", "bootstrap-servers", "prechecks", "deploy"])
@@ -581,26 +583,26 @@ def test_a_run_that_begins_later_cuts_no_host_off_either(first: str) -> None:
 
 
 def test_a_machine_alone_needs_no_virtual_address() -> None:
-    here = site(
+    lone_site = site(
         hosts={"gpu1": {"recording": "gpu1.json"}},
         deploy={"interface": "eno1", "external_interface": "eno2", "hosts": {"gpu1": {"address": "192.0.2.7"}}},
     )
-    assert here.deploy is not None
-    assert here.deploy.api_address == "192.0.2.7"
-    assert here.deploy.with_role("compute") == here.deploy.with_role("control") == ["gpu1"]
+    assert lone_site.deploy is not None
+    assert lone_site.deploy.api_address == "192.0.2.7"
+    assert lone_site.deploy.with_role("compute") == lone_site.deploy.with_role("control") == ["gpu1"]
 
 
 def test_without_a_load_balancer_the_virtual_address_may_be_the_machines_own() -> None:
     for off in (False, "no"):
         own = {"vip": "192.0.2.7", "variables": {"enable_haproxy": off}, "hosts": {"gpu1": {"address": "192.0.2.7"}}}
-        here = site(
+        lone_site = site(
             hosts={"gpu1": {"recording": "gpu1.json"}},
             deploy={"interface": "eno1", "external_interface": "eno2", **own},
         )
-        assert here.deploy is not None
-        assert here.deploy.api_address == "192.0.2.7"
-        assert variables_of(here)["enable_proxysql"] is False
-        assert variables_of(here)["enable_haproxy"] == off
+        assert lone_site.deploy is not None
+        assert lone_site.deploy.api_address == "192.0.2.7"
+        assert variables_of(lone_site)["enable_proxysql"] is False
+        assert variables_of(lone_site)["enable_haproxy"] == off
 
 
 def test_what_is_run_on_a_host_is_shown_with_what_ssh_connects_to() -> None:
@@ -622,7 +624,11 @@ def test_kolla_that_cannot_be_used_is_in_the_way_from_the_start() -> None:
     world = FakeWorld(site())
     deployment = Deployment(world.site, world, DeployRange(), lambda: NOW)
     sight = replace(deployment.first_look(), kolla=KollaState(problem="kolla-ansible is not there"))
-    blocked = [one.title for one in deployment.plan(sight, DeployJournal()) if one.standing is TaskStanding.BLOCKED]
+    blocked = [
+        deploy_task.title
+        for deploy_task in deployment.plan(sight, DeployJournal())
+        if deploy_task.standing is TaskStanding.BLOCKED
+    ]
     assert blocked[0] == "machines"
 
 

@@ -350,7 +350,7 @@ def test_websockets_are_of_consoles_alone_and_no_cookie_but_their_own_reaches_th
     upgraded = {name for name, text in servers.items() if "Upgrade" in text}
     assert upgraded == {"novnc", "spice", "serial"}
     cookies = {name: re.findall(r'proxy_set_header Cookie "(\S+)"', text) for name, text in servers.items()}
-    assert {name: found for name, found in cookies.items() if found} == {
+    assert {name: values for name, values in cookies.items() if values} == {
         "dashboard": ["$http_cookie"],
         "spice": ["$gpuyard_console_cookie"],
     }
@@ -427,7 +427,7 @@ def test_every_header_that_the_portal_reads_comes_through() -> None:
     served = [path for path in (ROOT / "src/gpuyard").rglob("*.py") if {"web", "dashboard"} & set(path.parts)]
     text = "\n".join(path.read_text() for path in served)
     read = re.findall(r'headers\.(?:get|getlist)\(\s*"([a-z-]+)"|alias="([A-Z][A-Za-z-]+)"|SIGNATURE = "([^"]+)"', text)
-    names = {next(name for name in one if name).lower() for one in read}
+    names = {next(name for name in groups if name).lower() for groups in read}
     assert {"x-auth-token", "idempotency-key", "last-event-id"} <= names
     by_nginx = {"host", "content-length", "x-forwarded-for", "x-forwarded-proto"}
     assert names - by_nginx <= {name.lower() for name in PORTAL_HEADERS}
@@ -435,7 +435,7 @@ def test_every_header_that_the_portal_reads_comes_through() -> None:
         ROOT / "src/gpuyard/runners/web/github_webhook.py"
     ).read_text()
     for name in re.findall(r'"(x-(?:github|hub)-[a-z0-9-]+)"', webhook, re.IGNORECASE):
-        assert name.lower() in {one.lower() for one in PORTAL_HEADERS}, name
+        assert name.lower() in {header.lower() for header in PORTAL_HEADERS}, name
 
 
 def test_nothing_that_a_client_says_of_itself_is_passed_on() -> None:
@@ -450,9 +450,9 @@ def test_nothing_that_a_client_says_of_itself_is_passed_on() -> None:
 
 
 def test_there_is_no_row_twice() -> None:
-    rows = [(one.service, method, one.path) for one in OPENINGS for method in one.methods]
+    rows = [(opening.service, method, opening.path) for opening in OPENINGS for method in opening.methods]
     assert len(rows) == len(set(rows))
-    assert all(one.why for one in OPENINGS)
+    assert all(opening.why for opening in OPENINGS)
 
 
 # Values that would be something else in a configuration file.
@@ -531,8 +531,8 @@ def test_hostile_values_are_refused(place: str, bad: str) -> None:
 @given(st.sampled_from(sorted(PLACES)), st.text(max_size=60))
 def test_what_is_taken_is_no_more_than_a_word(place: str, value: str) -> None:
     try:
-        one = put(ALL, PLACES[place], value)
-        files = {"nginx.conf": rendered(one), **tunnel_files(gateway(one))}
+        configuration = put(ALL, PLACES[place], value)
+        files = {"nginx.conf": rendered(configuration), **tunnel_files(gateway(configuration))}
     except ValidationError:
         return
     for text in files.values():
@@ -655,15 +655,15 @@ def test_sshd_and_ssh_read_what_is_written_for_them(tmp_path: Path) -> None:
     command = ["/usr/sbin/sshd", "-T", "-f", str(tmp_path / "sshd"), "-C", "user=gpuyard-tunnel,host=x,addr=192.0.2.1"]
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert "allowtcpforwarding remote" in said
-    assert f"permitlisten {' '.join(f'127.0.0.1:{port}' for port in range(15000, 15006))}" in said
-    assert {"permittty no", "gatewayports no", "allowagentforwarding no", "maxsessions 0"} <= set(said)
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "allowtcpforwarding remote" in lines
+    assert f"permitlisten {' '.join(f'127.0.0.1:{port}' for port in range(15000, 15006))}" in lines
+    assert {"permittty no", "gatewayports no", "allowagentforwarding no", "maxsessions 0"} <= set(lines)
     (tmp_path / "client").write_text(files["cloud/etc/gpuyard/tunnel/ssh_config"])
-    said = subprocess.run(
+    lines = subprocess.run(
         ["ssh", "-G", "-F", tmp_path / "client", "gateway"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert {"exitonforwardfailure yes", "stricthostkeychecking true", "serveraliveinterval 15"} <= set(said)
+    assert {"exitonforwardfailure yes", "stricthostkeychecking true", "serveraliveinterval 15"} <= set(lines)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
@@ -697,9 +697,9 @@ def test_units_are_exposed_no_more_than_they_must_be(variant: str, name: str, mo
 @pytest.mark.parametrize("variant", ["all", "ssh"])
 def test_systemd_makes_the_users(variant: str, tmp_path: Path) -> None:
     files = {**gateway_files(), **tunnel_files(gateway(VARIANTS[variant]))}
-    found = [text for name, text in files.items() if "/sysusers.d/" in name]
-    assert found
-    for text in found:
+    texts = [text for name, text in files.items() if "/sysusers.d/" in name]
+    assert texts
+    for text in texts:
         (tmp_path / "users.conf").write_text(HEADER + text)
         command = ["systemd-sysusers", "--dry-run", str(tmp_path / "users.conf")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -732,15 +732,15 @@ def test_a_tree_is_written_compared_and_cleaned_and_nothing_of_others_is_touched
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = site(tmp_path, {"gateway": ALL}).path, tmp_path / "out"
-    asked = ["gateway", "render", "--site", str(path)]
-    printed = CliRunner().invoke(app, asked)
+    command = ["gateway", "render", "--site", str(path)]
+    printed = CliRunner().invoke(app, command)
     assert printed.exit_code == 0
     assert "### gateway/etc/gpuyard/gateway/nginx.conf\n" in printed.stdout
-    assert CliRunner().invoke(app, [*asked, "-o", str(out), "--check"]).exit_code == 3
+    assert CliRunner().invoke(app, [*command, "-o", str(out), "--check"]).exit_code == 3
     assert not out.exists()
-    assert "+ " in CliRunner().invoke(app, [*asked, "-o", str(out)]).stdout
+    assert "+ " in CliRunner().invoke(app, [*command, "-o", str(out)]).stdout
     for more in ([], ["--check"]):
-        again = CliRunner().invoke(app, [*asked, "-o", str(out), *more])
+        again = CliRunner().invoke(app, [*command, "-o", str(out), *more])
         assert again.exit_code == 0
     assert (out / "README.txt").exists()
     without = site(tmp_path, {}).path
@@ -750,7 +750,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert ended.value.code == 2
     assert "the site has no gateway; docs/how-to/" in capsys.readouterr().err
     with pytest.raises(UsageError, match="--check compares with a folder"):
-        CliRunner().invoke(app, [*asked, "--check"], catch_exceptions=False)
+        CliRunner().invoke(app, [*command, "--check"], catch_exceptions=False)
 
 
 def runners(**more: object) -> dict[str, Any]:
@@ -814,7 +814,7 @@ def test_nova_tells_people_the_gateways_addresses_of_consoles(tmp_path: Path) ->
     def options(name: str) -> dict[tuple[str, str], str]:
         common = site(tmp_path, {"gateway": VARIANTS[name]}).compiled.options[0].options
         sections = ("vnc", "spice", "serial_console", "console")
-        return {(one.section, one.key): one.value for one in common if one.section in sections}
+        return {(option.section, option.key): option.value for option in common if option.section in sections}
 
     assert options("browsers") == {
         ("vnc", "novncproxy_base_url"): "https://cloud.example.org:6080/vnc_lite.html",
@@ -842,12 +842,12 @@ DEPLOY: dict[str, Any] = {
 def test_what_the_site_has_kolla_leave_out_cannot_be_at_the_gateway(
     variables: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    wanted = {"dashboard": DASHBOARD, "services": {"block-storage": CINDER}}
-    wanted["consoles"] = {name: CONSOLES[name] for name in ("novnc", "serial")}
+    gateway_section = {"dashboard": DASHBOARD, "services": {"block-storage": CINDER}}
+    gateway_section["consoles"] = {name: CONSOLES[name] for name in ("novnc", "serial")}
     with pytest.raises(SiteError, match=words):
-        site(tmp_path, {"gateway": wanted, "deploy": {**DEPLOY, "variables": variables}})
+        site(tmp_path, {"gateway": gateway_section, "deploy": {**DEPLOY, "variables": variables}})
     site(tmp_path, {"gateway": {"portal": PORTAL}, "deploy": {**DEPLOY, "variables": variables}})
-    site(tmp_path, {"gateway": wanted, "deploy": {**DEPLOY, "variables": {"enable_cinder": "{{ maybe }}"}}})
+    site(tmp_path, {"gateway": gateway_section, "deploy": {**DEPLOY, "variables": {"enable_cinder": "{{ maybe }}"}}})
 
 
 def test_every_key_is_explained() -> None:

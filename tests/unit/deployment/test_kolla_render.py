@@ -66,18 +66,18 @@ def texts(folder: Path) -> dict[str, str]:
 
 def test_each_option_goes_to_the_narrowest_file(compiled: CompiledSite, folder: Path) -> None:
     carry_out(compiled, folder)
-    found = texts(folder)
-    assert set(found) == {
+    files = texts(folder)
+    assert set(files) == {
         "globals.yml",
         "globals.d/gpuyard.yml",
         "config/nova.conf",
         "config/nova/nova-scheduler.conf",
         f"config/nova/{HOST}/nova-compute.conf",
     }
-    assert found["config/nova.conf"].count("\nalias = ") == 5
-    assert found[f"config/nova/{HOST}/nova-compute.conf"].count("\ndevice_spec = ") == 6
-    assert "device_spec" not in found["config/nova.conf"]
-    assert found["globals.yml"] == '---\nkolla_base_distro: "ubuntu"\n'
+    assert files["config/nova.conf"].count("\nalias = ") == 5
+    assert files[f"config/nova/{HOST}/nova-compute.conf"].count("\ndevice_spec = ") == 6
+    assert "device_spec" not in files["config/nova.conf"]
+    assert files["globals.yml"] == '---\nkolla_base_distro: "ubuntu"\n'
 
 
 def test_a_second_run_changes_nothing_and_a_killed_one_is_finished_by_the_next(
@@ -92,10 +92,10 @@ def test_a_second_run_changes_nothing_and_a_killed_one_is_finished_by_the_next(
 def test_what_somebody_changed_in_the_block_comes_back(compiled: CompiledSite, folder: Path) -> None:
     carry_out(compiled, folder)
     path = folder / "config/nova.conf"
-    wanted = path.read_text()
-    path.write_text(wanted.replace("alias = ", "# alias = ", 1))
+    expected = path.read_text()
+    path.write_text(expected.replace("alias = ", "# alias = ", 1))
     assert carry_out(compiled, folder) == 1
-    assert path.read_text() == wanted
+    assert path.read_text() == expected
 
 
 OPERATORS = [
@@ -218,11 +218,11 @@ def test_an_own_provider_config_is_refused_also_beside_what_gpuyard_wrote(
     line = "nova_cell_compute_provider_config: {}\n"
     hosts = (HOST, "other")
     if place == "inventory":
-        known = KollaInventory(hosts, {host: {"nova_cell_compute_provider_config": {}} for host in hosts})
+        inventory = KollaInventory(hosts, {host: {"nova_cell_compute_provider_config": {}} for host in hosts})
     else:
-        known = KollaInventory(hosts, {})
+        inventory = KollaInventory(hosts, {})
         (folder / place).write_text(line)
-    (refusal,) = plan(compiled, folder, known).refusals
+    (refusal,) = plan(compiled, folder, inventory).refusals
     assert refusal.startswith(
         f"the inventory, of host {HOST}, (and of 1 more)" if place == "inventory" else str(folder / place)
     )
@@ -281,8 +281,8 @@ def test_what_is_merged_into_another_file_or_says_the_same_is_the_operators_busi
 def test_what_kolla_does_not_deploy_cannot_be_at_the_gateway(
     tmp_path: Path, variables: str, words: tuple[str, ...]
 ) -> None:
-    wanted = {name: CONSOLES[name] for name in ("novnc", "serial")}
-    gateway = {"dashboard": DASHBOARD, "services": {"block-storage": CINDER}, "consoles": wanted}
+    consoles = {name: CONSOLES[name] for name in ("novnc", "serial")}
+    gateway = {"dashboard": DASHBOARD, "services": {"block-storage": CINDER}, "consoles": consoles}
     compiled = site(tmp_path, {"gateway": gateway}).compiled
     refusals = plan(compiled, kolla_folder(tmp_path / "etc", variables)).refusals
     assert len(refusals) == len(words)
@@ -359,21 +359,21 @@ def test_a_release_that_kolla_does_not_have_is_said(
 ) -> None:
     stated = {} if release is None else {"release": release}
     notes = plan(site(tmp_path, stated).compiled, kolla_folder(tmp_path / "etc", f"---\n{globals_}")).notes
-    found = [note for note in notes if "newest Kolla" in note]
-    assert len(found) == (said is not None)
-    assert (said or "") in "".join(found)
+    matches = [note for note in notes if "newest Kolla" in note]
+    assert len(matches) == (said is not None)
+    assert (said or "") in "".join(matches)
 
 
 def test_the_inventory_speaks_where_globals_do_not(compiled: CompiledSite, folder: Path) -> None:
-    known = KollaInventory((HOST,), {HOST: {"enable_neutron_sriov": True}})
-    assert f"of host {HOST}" in plan(compiled, folder, known).refusals[0]
+    inventory = KollaInventory((HOST,), {HOST: {"enable_neutron_sriov": True}})
+    assert f"of host {HOST}" in plan(compiled, folder, inventory).refusals[0]
     (folder / "globals.yml").write_text("enable_neutron_sriov: false\n")
-    assert plan(compiled, folder, known).refusals == ()
+    assert plan(compiled, folder, inventory).refusals == ()
 
 
 def test_network_cards_of_other_hosts_are_not_the_sites(compiled: CompiledSite, folder: Path) -> None:
-    known = KollaInventory((HOST, "cpu7"), {"cpu7": {"enable_neutron_sriov": True}})
-    assert plan(compiled, folder, known).refusals == ()
+    inventory = KollaInventory((HOST, "cpu7"), {"cpu7": {"enable_neutron_sriov": True}})
+    assert plan(compiled, folder, inventory).refusals == ()
 
 
 def test_an_operators_oslo_limit_is_left_to_him(compiled: CompiledSite, folder: Path) -> None:
@@ -465,14 +465,14 @@ def test_names_in_the_inventory() -> None:
         "compute": {"children": ["rack1", "compute"], "hosts": ["gpu1"]},
         "rack1": {"hosts": ["gpu2.example.com", "gpu1"]},
     }
-    known = parse_inventory(document, "compute")
-    assert known.computes == ("gpu1", "gpu2.example.com")
-    assert inventory_names(["gpu1", "gpu2"], known.computes, "compute") == (
+    inventory = parse_inventory(document, "compute")
+    assert inventory.computes == ("gpu1", "gpu2.example.com")
+    assert inventory_names(["gpu1", "gpu2"], inventory.computes, "compute") == (
         {"gpu1": "gpu1", "gpu2": "gpu2.example.com"},
         [],
     )
-    assert "is none of its hosts: gpu1, gpu2" in inventory_names(["x"], known.computes, "compute")[1][0]
-    assert "would both be gpu1" in inventory_names(["gpu1", "gpu1.a"], known.computes, "compute")[1][0]
+    assert "is none of its hosts: gpu1, gpu2" in inventory_names(["x"], inventory.computes, "compute")[1][0]
+    assert "would both be gpu1" in inventory_names(["gpu1", "gpu1.a"], inventory.computes, "compute")[1][0]
     assert "could be a.x or a.y" in inventory_names(["a"], ["a.x", "a.y"], "compute")[1][0]
 
 

@@ -52,13 +52,13 @@ ALIAS = "pci_passthrough:alias"
 
 def said(made: Adoption, code: str) -> list[str]:
     """One section of the report."""
-    return [one.reason for one in made.report if one.code == code]
+    return [finding.reason for finding in made.report if finding.code == code]
 
 
 def seen(*flavors: FlavorObject, limits: tuple[LimitObject, ...] = (), **more: Any) -> SeenObjects:
     return SeenObjects(
-        flavors=tuple(SeenFlavor(f"id-{index}", one) for index, one in enumerate(flavors)),
-        limits=tuple(SeenLimit(str(index), one) for index, one in enumerate(limits)),
+        flavors=tuple(SeenFlavor(f"id-{index}", flavor_object) for index, flavor_object in enumerate(flavors)),
+        limits=tuple(SeenLimit(str(index), limit) for index, limit in enumerate(limits)),
         projects={"demo": "1", "physics": "2"},
         **{"hosts": frozenset({"gpu-server"}), **more},
     )
@@ -507,11 +507,11 @@ def test_a_nova_conf_of_a_host_without_a_recording_is_refused() -> None:
 
 def test_nothing_is_asked_of_the_cloud_when_the_file_cannot_be_written(tmp_path: Path) -> None:
     common = ["site", "adopt", "--os-cloud", "nowhere", "--nova-conf", "x", "--recording", "x", "-o"]
-    there = tmp_path / "site.yaml"
-    there.write_text("mine")
-    refused = CliRunner().invoke(app, [*common, str(there)])
+    path = tmp_path / "site.yaml"
+    path.write_text("mine")
+    refused = CliRunner().invoke(app, [*common, str(path)])
     assert "exists; write to another file, or overwrite it with --force" in str(refused.exception)
-    assert there.read_text() == "mine"
+    assert path.read_text() == "mine"
     refused = CliRunner().invoke(app, [*common, str(tmp_path / "missing" / "site.yaml")])
     assert "is not a folder; make it, or write elsewhere" in str(refused.exception)
     refused = CliRunner().invoke(app, [*common, str(tmp_path / "other.yaml")])
@@ -641,4 +641,4 @@ def test_the_report_as_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert done.exit_code == 0, done.exception
     data = json.loads(done.stderr[: done.stderr.rindex("]") + 1])
-    assert {one["code"] for one in data} == {"adopted", "next-step"}
+    assert {finding["code"] for finding in data} == {"adopted", "next-step"}

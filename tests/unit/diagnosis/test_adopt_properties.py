@@ -62,7 +62,7 @@ Raw = dict[str, Any]
 
 def said(made: Adoption, code: str) -> list[str]:
     """One section of the report."""
-    return [one.reason for one in made.report if one.code == code]
+    return [finding.reason for finding in made.report if finding.code == code]
 
 
 @cache
@@ -126,9 +126,9 @@ FLAVORS = st.lists(
         public=st.booleans(),
         projects=st.frozensets(st.sampled_from((*PROJECTS, "0123456789abcdef0123456789abcdef")), max_size=2),
         description=st.sampled_from(["", "", "mine", "made by gpuyard for site elsewhere"]),
-    ).map(lambda one: one if not one.public else FlavorObject(**{**vars(one), "projects": frozenset()})),
+    ).map(lambda flavor: flavor if not flavor.public else FlavorObject(**{**vars(flavor), "projects": frozenset()})),
     max_size=5,
-    unique_by=lambda one: one.name,
+    unique_by=lambda flavor: flavor.name,
 )
 LIMITS = st.lists(
     st.builds(
@@ -138,7 +138,7 @@ LIMITS = st.lists(
         project=st.none() | st.sampled_from((*PROJECTS, "stranger")),
     ),
     max_size=4,
-    unique_by=lambda one: (one.project, one.resource),
+    unique_by=lambda limit: (limit.project, limit.resource),
 )
 AGGREGATES = st.lists(
     st.builds(AggregateObject, TEXTS, st.frozensets(st.sampled_from(HOSTS)), st.none(), st.dictionaries(TEXTS, TEXTS)),
@@ -170,11 +170,11 @@ def clouds(draw: st.DrawFn) -> Cloud:
     hosts = draw(st.lists(st.sampled_from(HOSTS), min_size=1, max_size=3, unique=True))
     files: list[tuple[str | None, str]] = [(None, ini(draw(ALIASES), draw(SPECS | st.none()), draw(st.booleans())))]
     files += [(host, ini([], draw(SPECS | st.none()))) for host in hosts if draw(st.booleans())]
-    seen = SeenObjects(
-        flavors=tuple(SeenFlavor(str(number), one) for number, one in enumerate(draw(FLAVORS))),
-        limits=tuple(SeenLimit(str(number), one) for number, one in enumerate(draw(LIMITS))),
+    observed = SeenObjects(
+        flavors=tuple(SeenFlavor(str(number), flavor) for number, flavor in enumerate(draw(FLAVORS))),
+        limits=tuple(SeenLimit(str(number), limit) for number, limit in enumerate(draw(LIMITS))),
         projects={name: f"id-{name}" for name in PROJECTS},
-        aggregates=tuple(SeenAggregate(str(number), one) for number, one in enumerate(draw(AGGREGATES))),
+        aggregates=tuple(SeenAggregate(str(number), aggregate) for number, aggregate in enumerate(draw(AGGREGATES))),
         hosts=frozenset(draw(st.sets(st.sampled_from(HOSTS)))),
     )
     addresses = st.sampled_from([function.address for host in hosts for function in recorded(host).functions])
@@ -185,7 +185,7 @@ def clouds(draw: st.DrawFn) -> Cloud:
     facts = CloudFacts(
         servers=tuple(draw(st.lists(servers, max_size=3))),
         reported={host: frozenset(draw(st.sets(addresses))) for host in hosts if draw(st.booleans())},
-        swap={flavor.flavor.name: 512 for flavor in seen.flavors if draw(st.booleans())},
+        swap={flavor.flavor.name: 512 for flavor in observed.flavors if draw(st.booleans())},
     )
     wishes = AdoptOptions(
         site=draw(st.sampled_from(["mine", "mine", "mine", "not a name"])),
@@ -193,7 +193,7 @@ def clouds(draw: st.DrawFn) -> Cloud:
         recordings={host: f"{host}.json" for host in hosts},
         all_flavors=draw(st.booleans()),
     )
-    return Cloud(seen, facts, wishes, tuple(files))
+    return Cloud(observed, facts, wishes, tuple(files))
 
 
 def ini(aliases: list[Raw], specs: list[Raw] | None, in_placement: bool = False) -> str:
@@ -203,14 +203,14 @@ def ini(aliases: list[Raw], specs: list[Raw] | None, in_placement: bool = False)
 
 
 def offers_gpus(cloud: Cloud) -> bool:
-    return any(one.function.is_gpu for one in offered_now(cloud.inventories, cloud.config))
+    return any(offer.function.is_gpu for offer in offered_now(cloud.inventories, cloud.config))
 
 
 @given(clouds())
 def test_a_cloud_is_adopted_as_it_is_or_refused_with_a_reason(cloud: Cloud) -> None:
-    seen, wishes, config = cloud.seen, cloud.wishes, cloud.config
+    observed, wishes, config = cloud.seen, cloud.wishes, cloud.config
     try:
-        made = adopt(seen, cloud.facts, cloud.inventories, config, wishes)
+        made = adopt(observed, cloud.facts, cloud.inventories, config, wishes)
     except GpuyardError as error:
         if wishes.site == "not a name" and "'not a name' does not look right" in str(error):
             return
@@ -223,23 +223,25 @@ def test_a_cloud_is_adopted_as_it_is_or_refused_with_a_reason(cloud: Cloud) -> N
     assert parsed == made.document
     compiled, problems = compile_site(Site.model_validate(parsed), cloud.inventories)
     assert not problems
-    plan = plan_site(compiled, seen)
+    plan = plan_site(compiled, observed)
     assert (plan.steps, plan.refusals, plan.waits) == ((), (), ())
     assert not [note for note in plan.notes if "foreign" in note]
-    asking = [flavor.flavor for flavor in seen.flavors if "pci_passthrough:alias" in flavor.flavor.extra_specs]
+    asking = [flavor.flavor for flavor in observed.flavors if "pci_passthrough:alias" in flavor.flavor.extra_specs]
     report = "\n".join(said(made, "left-out"))
     for flavor in asking:  # nothing goes missing without a word
-        known = flavor.name in made.document.get("flavors", {})
+        adopted = flavor.name in made.document.get("flavors", {})
         other_device = all(part.split(":")[0].strip() in config.aliases for part in alias_parts(flavor))
-        assert known or other_device or repr(flavor.name) in report or f"flavor {flavor.name} is made by" in report
+        assert adopted or other_device or repr(flavor.name) in report or f"flavor {flavor.name} is made by" in report
 
 
 def other_devices(inventories: dict[str, Inventory], config: HandMade) -> set[tuple[str, str]]:
     """Functions that hosts offer and that are neither GPUs nor come with one."""
     return {
-        (one.host, one.function.address)
-        for one in offered_now(inventories, config)
-        if one.entry is not None and not one.function.is_gpu and not comes_with_gpu(one.function, inventories[one.host])
+        (offer.host, offer.function.address)
+        for offer in offered_now(inventories, config)
+        if offer.entry is not None
+        and not offer.function.is_gpu
+        and not comes_with_gpu(offer.function, inventories[offer.host])
     }
 
 
@@ -255,14 +257,16 @@ def test_other_devices_stay_offered_or_it_is_said_which_do_not(cloud: Cloud) -> 
     }
     files = [ConfigFile(host, read_ini(f"[pci]\n{text}"), host=host) for host, text in lines.items()]
     deployed = hand_made(files, list(cloud.inventories))
-    before, after = (other_devices(cloud.inventories, one) for one in (cloud.config, deployed))
-    everything = {(one.host, one.function.address) for one in offered_now(cloud.inventories, deployed) if one.entry}
+    before, after = (other_devices(cloud.inventories, config) for config in (cloud.config, deployed))
+    everything = {
+        (offer.host, offer.function.address) for offer in offered_now(cloud.inventories, deployed) if offer.entry
+    }
     assert everything - after == {(gpu.host, gpu.address) for gpu in made.compiled.gpus if not gpu.blocked}
     assert after <= before
     lost = {host for host, _ in before - after}
     for host in cloud.inventories:
-        told = any(f"under hosts.{host}.extra_device_specs" in line for line in said(made, "change"))
-        assert told is (host in lost)
+        reported = any(f"under hosts.{host}.extra_device_specs" in line for line in said(made, "change"))
+        assert reported is (host in lost)
     aliases = {json.loads(value)["name"].strip() for value in made.compiled.options_of("nova").values("pci", "alias")}
     for name in cloud.config.aliases.keys() - aliases:
         assert any(name in line for line in (*said(made, "change"), *said(made, "left-out")))
@@ -301,7 +305,7 @@ def test_what_a_host_offers_and_an_alias_gets_is_what_nova_says(
         alias.pop("resource_class", None)  # without Placement Nova compares it with nothing of the device
     text = ini(aliases, specs).replace("[pci]", "[pci]\nreport_in_placement = true")
     config = hand_made([ConfigFile("nova.conf", read_ini(text))], [host])
-    offered = {one.function.address: one for one in offered_now({host: inventory}, config)}
+    offered = {offer.function.address: offer for offer in offered_now({host: inventory}, config)}
     with nova_configuration(tmp_path, text) as conf:
         by_nova = whitelist.Whitelist(conf.pci.device_spec)
         rows = [as_nova(function) for function in inventory.functions]
@@ -310,12 +314,12 @@ def test_what_a_host_offers_and_an_alias_gets_is_what_nova_says(
         for row, entry in matched:
             if entry:
                 entry.enhanced_pci_device_with_spec_tags(row)
-        for name, (_, wanted) in request.get_alias_from_config().items():
-            ask = objects.InstancePCIRequest(count=1, spec=wanted, alias_name=name)
+        for name, (_, spec) in request.get_alias_from_config().items():
+            ask = objects.InstancePCIRequest(count=1, spec=spec, alias_name=name)
             ours = {
                 address
-                for address, one in offered.items()
-                if any(asks(line, one, False) for line in config.aliases[name])
+                for address, offer in offered.items()
+                if any(asks(line, offer, False) for line in config.aliases[name])
             }
             assert ours == {address for address in offered if gives(stats, rows, address, ask)}
 

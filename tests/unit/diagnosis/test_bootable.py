@@ -46,7 +46,7 @@ def lab() -> LoadedSite:
 
 
 def told(room: CloudResources, asker: Asker | None = None) -> dict[str, Bootable]:
-    return {one.flavor.name: one for one in Reckoning(room, free_of(room)).all_of(asker)}
+    return {bootable.flavor.name: bootable for bootable in Reckoning(room, free_of(room)).all_of(asker)}
 
 
 def fill(room: CloudResources, rng: random.Random, times: int) -> CloudResources:
@@ -72,37 +72,41 @@ def test_a_remedy_names_the_limits_of_the_project_that_asks(epyc: LoadedSite) ->
 def test_so_many_start_as_is_said_whatever_nova_chooses(lab: LoadedSite, seed: int, times: int) -> None:
     rng = random.Random(seed)
     room = fill(room_of(lab), rng, times)
-    said = told(room)
-    name = rng.choice(sorted(said))
+    bootables = told(room)
+    name = rng.choice(sorted(bootables))
     started = 0
     while True:
-        one = told(room)[name]
-        assert one.now == (said[name].now or 0) - started
-        if not one.now:
+        bootable = told(room)[name]
+        assert bootable.now == (bootables[name].now or 0) - started
+        if not bootable.now:
             break
-        after = taken(room, rng.choice(sorted(one.where)), request_of(one.flavor, room.aliases), rng)
+        after = taken(room, rng.choice(sorted(bootable.where)), request_of(bootable.flavor, room.aliases), rng)
         assert after is not None
         room, started = after, started + 1
         if started == 6:
             return
-    assert all(taken(room, host.node.name, request_of(one.flavor, room.aliases), rng) is None for host in room.hosts)
+    assert all(
+        taken(room, host.node.name, request_of(bootable.flavor, room.aliases), rng) is None for host in room.hosts
+    )
 
 
 def test_every_gpu_of_the_pool_is_accounted_for(epyc: LoadedSite) -> None:
     for seed in range(30):
         room = fill(room_of(epyc), random.Random(seed), 5)
-        for one in told(room).values():
-            if one.gpus:
-                assert (one.now or 0) * one.gpus + sum(rest.gpus for rest in one.others) == len(room.gpus)
+        for bootable in told(room).values():
+            if bootable.gpus:
+                assert (bootable.now or 0) * bootable.gpus + sum(rest.gpus for rest in bootable.others) == len(
+                    room.gpus
+                )
 
 
 def test_leaders_peers_and_groups(epyc: LoadedSite) -> None:
-    said = told(room_of(epyc))
-    assert {name: one.now for name, one in said.items()} == {
+    bootables = told(room_of(epyc))
+    assert {name: bootable.now for name, bootable in bootables.items()} == {
         "one": 4, "two": 2, "pair-a": 1, "pair-b": 1, "cpu": 5,
     }  # fmt: skip
-    assert [(rest.code, rest.gpus) for rest in said["one"].others] == [("peer", 2)]
-    assert [(rest.code, rest.gpus) for rest in said["pair-a"].others] == [("left-over", 4)]
+    assert [(rest.code, rest.gpus) for rest in bootables["one"].others] == [("peer", 2)]
+    assert [(rest.code, rest.gpus) for rest in bootables["pair-a"].others] == [("left-over", 4)]
 
 
 def test_servers_on_one_host_share_its_cpus_ram_and_disk(epyc: LoadedSite) -> None:
@@ -111,9 +115,9 @@ def test_servers_on_one_host_share_its_cpus_ram_and_disk(epyc: LoadedSite) -> No
     for name, left, now in (("VCPU", 11, 2), ("MEMORY_MB", 8192 * 3, 3), ("DISK_GB", 19, 0)):
         rooms = {**(host.node.rooms or {}), name: HostStock(left)}
         tight = replace(room, hosts=(replace(host, node=replace(host.node, rooms=rooms)),))
-        one = told(tight)["one"]
-        assert one.now == now
-        assert {rest.code for rest in one.others} & {"room", "too-big"}
+        bootable = told(tight)["one"]
+        assert bootable.now == now
+        assert {rest.code for rest in bootable.others} & {"room", "too-big"}
 
 
 def test_one_server_may_have_no_more_than_max_unit(epyc: LoadedSite) -> None:
@@ -121,7 +125,7 @@ def test_one_server_may_have_no_more_than_max_unit(epyc: LoadedSite) -> None:
     (host,) = room.hosts
     rooms = {**(host.node.rooms or {}), "VCPU": HostStock(16, ratio=4, max_unit=7)}
     tight = replace(room, hosts=(replace(host, node=replace(host.node, rooms=rooms)),))
-    assert {name: one.now for name, one in told(tight).items() if one.gpus} == {
+    assert {name: bootable.now for name, bootable in told(tight).items() if bootable.gpus} == {
         "one": 4, "two": 0, "pair-a": 0, "pair-b": 0,
     }  # fmt: skip
 
@@ -130,16 +134,18 @@ def test_limits_of_the_project(epyc: LoadedSite) -> None:
     room = room_of(epyc)
     of = {"class:CUSTOM_GPU_V100_COUNT": 3}
     asker = Asker("p", "physics", tuple(Limit(name, left, 0, True) for name, left in of.items()))
-    said = told(room, asker)
-    assert {name: one.now for name, one in said.items()} == {
+    bootables = told(room, asker)
+    assert {name: bootable.now for name, bootable in bootables.items()} == {
         "one": 3, "two": 1, "pair-a": 1, "pair-b": 1, "cpu": 5,
     }  # fmt: skip
-    assert said["one"].others[0].reason == "with these, the limit of project physics on GPUs of pool v100 is reached"
-    assert said["one"].causes == ()
+    assert (
+        bootables["one"].others[0].reason == "with these, the limit of project physics on GPUs of pool v100 is reached"
+    )
+    assert bootables["one"].causes == ()
     full = Asker("p", "physics", (Limit("class:CUSTOM_GPU_V100_COUNT", 2, 2, True),))
-    one = told(room, full)["one"]
-    assert (one.now, [cause.code for cause in one.causes]) == (0, ["quota"])
-    assert one.where == {"gpu-server": 4}
+    bootable = told(room, full)["one"]
+    assert (bootable.now, [cause.code for cause in bootable.causes]) == (0, ["quota"])
+    assert bootable.where == {"gpu-server": 4}
 
 
 def test_private_flavors_are_for_those_who_see_them(tmp_path: Path) -> None:
@@ -163,17 +169,17 @@ def test_hosts_that_take_nothing(epyc: LoadedSite, change: dict[str, object], co
     room = room_of(epyc)
     (host,) = room.hosts
     closed = replace(room, hosts=(replace(host, node=replace(host.node, **change)),))  # type: ignore[arg-type]
-    said = told(closed)
-    assert {one.now for one in said.values()} == {0}
-    assert said["one"].others[0].code == code
-    assert said["cpu"].others[0].code == code
+    bootables = told(closed)
+    assert {bootable.now for bootable in bootables.values()} == {0}
+    assert bootables["one"].others[0].code == code
+    assert bootables["cpu"].others[0].code == code
 
 
 def test_hosts_that_are_kept_for_other_projects(epyc: LoadedSite) -> None:
-    kept = HostAggregate(
+    aggregate = HostAggregate(
         "lab", frozenset({"gpu-server"}), {"filter_tenant_id": "p-one,p-two", "filter_tenant_id2": "p"}
     )
-    room = room_of(epyc, aggregates=(kept,), filters=frozenset({"AggregateMultiTenancyIsolation"}))
+    room = room_of(epyc, aggregates=(aggregate,), filters=frozenset({"AggregateMultiTenancyIsolation"}))
     assert told(room, Asker("p-two", "two"))["one"].now == 4
     assert told(room, Asker("p", "p"))["one"].now == 4
     other = told(room, Asker("p-other", "other"))["one"]
@@ -185,15 +191,15 @@ def test_a_host_without_ram_is_not_looked_at_closer(epyc: LoadedSite) -> None:
     room = room_of(epyc)
     (host,) = room.hosts
     blind = replace(room, hosts=(replace(host, node=replace(host.node, rooms=None), devices=()),))
-    one = Reckoning(blind, free_of(room)).of(room.flavors[0], None)
-    assert one.now == 0
-    assert "RAM" in answer(one)
+    bootable = Reckoning(blind, free_of(room)).of(room.flavors[0], None)
+    assert bootable.now == 0
+    assert "RAM" in answer(bootable)
 
 
 def test_where_placement_does_not_decide_nobody_knows(epyc: LoadedSite) -> None:
-    one = told(room_of(epyc, placed=False))["one"]
-    assert one.now is None
-    assert "cannot be seen from outside" in answer(one)
+    bootable = told(room_of(epyc, placed=False))["one"]
+    assert bootable.now is None
+    assert "cannot be seen from outside" in answer(bootable)
 
 
 def test_disk_that_hosts_share_is_counted_once(lab: LoadedSite) -> None:
@@ -222,12 +228,16 @@ def test_of_devices_no_more_are_counted_than_any_choice_leaves(data: st.DataObje
         DeviceNeed("x", data.draw(st.sampled_from(names)), data.draw(traits))
         for _ in range(data.draw(st.integers(1, 3)))
     )
-    said = on_devices(devices, needs)
+    reckoned = on_devices(devices, needs)
     rng = random.Random(data.draw(st.integers(0, 10**6)))
     left, started = {device.provider: device for device in devices}, 0
     while True:
         ways = [
-            [one.provider for one in left.values() if need.resource_class in one.left and need.traits <= one.traits]
+            [
+                device.provider
+                for device in left.values()
+                if need.resource_class in device.left and need.traits <= device.traits
+            ]
             for need in needs
         ]
         if unmet(ways):
@@ -237,9 +247,9 @@ def test_of_devices_no_more_are_counted_than_any_choice_leaves(data: st.DataObje
         for provider in chosen:
             del left[provider]
         started += 1
-    assert said <= started
+    assert reckoned <= started
     if len({(need.resource_class, need.traits) for need in needs}) == 1:
-        assert said == started
+        assert reckoned == started
 
 
 def test_without_devices_they_bound_nothing() -> None:
@@ -272,8 +282,10 @@ def ahead(of: list[Lane], *bookings: Booking, busy: tuple[int, ...] = (), hold: 
 
 
 def until(pool: PoolAhead, servers: int, project: str = "p-physics") -> list[tuple[int, float | None, str]]:
-    found = spans(pool, project, servers, 1, False, NOON)
-    return [(one.servers, None if one.until is None else (one.until - NOON) / HOUR, one.booking) for one in found]
+    all_spans = spans(pool, project, servers, 1, False, NOON)
+    return [
+        (span.servers, None if span.until is None else (span.until - NOON) / HOUR, span.booking) for span in all_spans
+    ]
 
 
 def test_nobody_has_booked() -> None:
@@ -333,26 +345,26 @@ def test_until_when_against_trying_every_hour(data: st.DataObject) -> None:
     for number in range(1, servers + 1):
         full = [hour for hour in range(24) if sum(t[hour] for t in table.values()) + len(busy) + number > size]
         expected.append(full[0] if full else None)
-    said = [end for count, end, _ in until(pool, servers) for _ in range(count)]
-    assert sorted(said, key=lambda end: (end is None, end)) == sorted(expected, key=lambda end: (end is None, end))
+    ends = [end for count, end, _ in until(pool, servers) for _ in range(count)]
+    assert sorted(ends, key=lambda end: (end is None, end)) == sorted(expected, key=lambda end: (end is None, end))
 
 
 # In words.
 
 
 def test_the_answer_in_one_line(epyc: LoadedSite) -> None:
-    one = told(room_of(epyc))["one"]
+    bootable = told(room_of(epyc))["one"]
     friday = datetime(2026, 11, 27, 8, tzinfo=UTC)
-    assert answer(one) == "4 now"
-    assert answer(one, Ahead((Span(4, friday),))) == "4 now, until Fri 2026-11-27 08:00 UTC"
+    assert answer(bootable) == "4 now"
+    assert answer(bootable, Ahead((Span(4, friday),))) == "4 now, until Fri 2026-11-27 08:00 UTC"
     mixed = Ahead((Span(3, None), Span(1, friday)))
-    assert answer(one, mixed) == "4 now: 3 with no end in sight, 1 until Fri 2026-11-27 08:00 UTC"
-    assert row_of(one, mixed)["until"] == friday
+    assert answer(bootable, mixed) == "4 now: 3 with no end in sight, 1 until Fri 2026-11-27 08:00 UTC"
+    assert row_of(bootable, mixed)["until"] == friday
     coming = Ahead(coming=booking("b7", 20, 24, 1))
     room = room_of(epyc)
     gone = replace(room, hosts=(replace(room.hosts[0], devices=()),))
     statuses = {gpu.provider_name: GpuStatus(gpu, GpuState.CLAIMED) for gpu in room.gpus}
-    none = Reckoning(gone, statuses).of(one.flavor, None)
+    none = Reckoning(gone, statuses).of(bootable.flavor, None)
     assert answer(none, coming) == (
         "none now: 6 GPUs claimed (servers have them); booking b7 begins Tue 2026-11-24 08:00 UTC"
     )

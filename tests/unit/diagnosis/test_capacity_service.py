@@ -11,24 +11,24 @@ from tests.support.ledgers import NOON, Clock
 
 def test_who_looks_does_not_wait_for_a_slow_cloud() -> None:
     clock = Clock(NOON)
-    kept = _Kept[str](clock)
-    assert kept.get(lambda: "old")[1] == "old"
+    cache = _Kept[str](clock)
+    assert cache.get(lambda: "old")[1] == "old"
     clock.now += timedelta(minutes=1)
-    asked, goes_on = threading.Event(), threading.Event()
+    started, goes_on = threading.Event(), threading.Event()
 
     def slow() -> str:
-        asked.set()
+        started.set()
         assert goes_on.wait(30)
         return "new"
 
-    first = threading.Thread(target=kept.get, args=[slow], daemon=True)
+    first = threading.Thread(target=cache.get, args=[slow], daemon=True)
     first.start()
-    assert asked.wait(30)
+    assert started.wait(30)
     answers: list[str] = []
-    second = threading.Thread(target=lambda: answers.append(kept.get(lambda: "twice")[1]), daemon=True)
+    second = threading.Thread(target=lambda: answers.append(cache.get(lambda: "twice")[1]), daemon=True)
     second.start()
     second.join(10)
     goes_on.set()
     first.join(30)
     assert answers == ["old"]
-    assert kept.get(lambda: "later")[1] == "new"
+    assert cache.get(lambda: "later")[1] == "new"

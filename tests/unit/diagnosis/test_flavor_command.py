@@ -39,7 +39,7 @@ def test_all_of_them_say_the_same(loaded: LoadedSite, tmp_path: Path, monkeypatc
     ledger = open_ledger(tmp_path, clock=RealClock())
     with served(ledger, [ADA, BOB], capacity=cloud) as url:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, [ADA, BOB])))
-        told = Client(open_door("ada", url)).flavors()
+        answer = Client(open_door("ada", url)).flavors()
         ask = ["flavor", "list", "--os-cloud", "ada", "--url", url, "-f", "json"]
         listed = json.loads(CliRunner().invoke(app, ask).stdout)
         shown = CliRunner().invoke(app, ["flavor", "show", "one", *ask[2:]])
@@ -54,7 +54,7 @@ def test_all_of_them_say_the_same(loaded: LoadedSite, tmp_path: Path, monkeypatc
         [value or "" for value in row] for row in rows
     ]
     fields = json.loads(shown.stdout)
-    assert fields == {**flavor_fields(told["flavors"][0], ZoneInfo("UTC"))}
+    assert fields == {**flavor_fields(answer["flavors"][0], ZoneInfo("UTC"))}
     assert "2 GPUs: quota: with these, the limit of project physics on GPUs of pool v100 is reached" in fields["others"]
     ledger.close()
 
@@ -67,5 +67,5 @@ def of_openstack(client: Client) -> tuple[Any, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # osc_lib warns of itself
         command = entry.load()(openstack, None)
-    found: tuple[Any, Any] = command.take_action(command.get_parser("gpu flavor list").parse_args([]))
-    return found
+    table: tuple[Any, Any] = command.take_action(command.get_parser("gpu flavor list").parse_args([]))
+    return table

@@ -535,13 +535,13 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_a_rule_is_found(case: LintCase) -> None:
     of_rule = [item for item in findings(case) if item.code == case.rule]
-    said = [item for item in of_rule if case.says in f"{item.reason} -> {item.remedy}"]
-    assert said, [item.reason for item in of_rule] or [item.code for item in findings(case)]
-    assert said[0].severity is (case.severity or RULES[case.rule].severity)
-    assert said[0].reason
-    assert said[0].remedy
+    matches = [item for item in of_rule if case.says in f"{item.reason} -> {item.remedy}"]
+    assert matches, [item.reason for item in of_rule] or [item.code for item in findings(case)]
+    assert matches[0].severity is (case.severity or RULES[case.rule].severity)
+    assert matches[0].reason
+    assert matches[0].remedy
     if case.line is not None:
-        assert said[0].payload["line"] == case.line
+        assert matches[0].payload["line"] == case.line
 
 
 def test_a_template_is_judged_for_what_it_shows() -> None:
@@ -560,13 +560,13 @@ enabled_filters = {{ filters }}
 
 def test_a_file_that_is_no_ini_file_is_asked_for_once() -> None:
     text = "\n".join(f"line {number}" for number in range(53))
-    said = [item for item in findings(LintCase("", text, "")) if item.code == "not-an-ini-file"]
-    assert [(item.payload["line"], item.remedy) for item in said] == [
+    matches = [item for item in findings(LintCase("", text, "")) if item.code == "not-an-ini-file"]
+    assert [(item.payload["line"], item.remedy) for item in matches] == [
         (1, "mend the line; oslo.config stops at it"),
         (2, "mend the line; oslo.config stops at it"),
         (3, "is this a nova.conf?"),
     ]
-    assert said[2].reason.endswith(", and 50 more lines like these")
+    assert matches[2].reason.endswith(", and 50 more lines like these")
 
 
 def test_what_is_of_the_whole_cloud_is_said_once() -> None:
@@ -577,8 +577,8 @@ def test_what_is_of_the_whole_cloud_is_said_once() -> None:
         "/a/gpu1/nova.conf": f"{both}{SPEC}\n",
         "/a/gpu2/nova.conf": f"{both}{SPEC}\n",
     }
-    said = findings(LintCase("", files, ""))
-    assert sorted((item.code, item.payload["file"]) for item in said) == [
+    items = findings(LintCase("", files, ""))
+    assert sorted((item.code, item.payload["file"]) for item in items) == [
         ("default-filters-missing", "/a/ctl1/nova.conf"),
         ("no-gpu-quota", "/a/ctl1/nova.conf"),
         ("pci-filter-missing", "/a/ctl1/nova.conf"),
@@ -591,12 +591,12 @@ def test_what_is_of_the_whole_cloud_is_said_once() -> None:
 def test_the_sentence_on_a_key_without_a_namespace() -> None:
     key = {"f": {"gpu": "true"}}
     for text, middle in (("[DEFAULT]\n", "where {} is enabled, it"), (AGGREGATES, "{} is enabled, and")):
-        (said,) = (
+        (item,) = (
             finding
             for finding in findings(LintCase("", text, "", flavors=key))
             if finding.code == "flavor-key-without-namespace"
         )
-        assert said.reason == (
+        assert item.reason == (
             f"gpu=true has no namespace: {middle.format('AggregateInstanceExtraSpecsFilter')} passes only hosts of "
             "aggregates with this metadata"
         )
@@ -610,19 +610,19 @@ def test_hosts_without_gpus_need_no_aliases() -> None:
     """What Ubuntu puts on every hypervisor, beside a controller with aliases: 68 hosts, of which one has a GPU."""
     files = {"/a/controller/nova.conf": alias(GOOD_ALIAS)}
     files |= {f"/a/cpu{n}/nova-compute.conf": "[DEFAULT]\ncompute_driver=libvirt.LibvirtDriver\n" for n in range(67)}
-    said = findings(LintCase("", files, ""))
-    assert "alias-on-one-service" not in codes(*said)
+    items = findings(LintCase("", files, ""))
+    assert "alias-on-one-service" not in codes(*items)
     files["/a/gpu1/nova-compute.conf"] = spec('{"address": "0000:27:00.0", "vendor_id": "10de"}')
-    (one,) = (item for item in findings(LintCase("", files, "")) if item.code == "alias-on-one-service")
-    assert one.payload["file"] == "/a/gpu1/nova-compute.conf"
+    (finding,) = (item for item in findings(LintCase("", files, "")) if item.code == "alias-on-one-service")
+    assert finding.payload["file"] == "/a/gpu1/nova-compute.conf"
 
 
 def test_an_alias_that_many_hosts_lack_is_said_once() -> None:
     files = {"/k/nova/nova-api.conf": alias(GOOD_ALIAS)}
     files |= {f"/k/nova/gpu{n}/nova-compute.conf": spec('{"address": "0000:27:00.0"}') for n in range(9)}
-    said = [item for item in findings(LintCase("", files, "")) if item.code == "alias-on-one-service"]
-    assert [item.payload["file"] for item in said] == ["/k/nova/nova-api.conf"]
-    assert "nor on 8 more hosts" in said[0].reason
+    matches = [item for item in findings(LintCase("", files, "")) if item.code == "alias-on-one-service"]
+    assert [item.payload["file"] for item in matches] == ["/k/nova/nova-api.conf"]
+    assert "nor on 8 more hosts" in matches[0].reason
 
 
 @pytest.mark.parametrize("model", ["1db4", "15f7", "1bb3", "1b38", "102d", "11b4"])
@@ -639,8 +639,8 @@ def test_ways_of_a_condition_are_no_repetition() -> None:
         + '{% else %}\nreport_in_placement = false\nalias = {"name": "a", "vendor_id": "10de", "product_id": "1db5",'
         ' "device_type": "type-PCI"}\ndevice_spec = {"address": "0000:27:00.0"}\n{% endif %}\n'
     )
-    said = codes(*findings(LintCase("", text, "")))
-    assert not {"repeated-option", "alias-repeated", "device-spec-repeated"} & set(said)
+    reported = codes(*findings(LintCase("", text, "")))
+    assert not {"repeated-option", "alias-repeated", "device-spec-repeated"} & set(reported)
     twice = codes(*findings(LintCase("", text.replace("{% else %}\n", ""), "")))
     assert {"repeated-option", "alias-repeated", "device-spec-repeated"} <= set(twice)
 
@@ -653,9 +653,9 @@ def test_network_cards_and_accelerators_are_not_judged_as_gpus() -> None:
         'alias = {"name": "qat", "vendor_id": "8086", "product_id": "37c8"}\n'
     )
     flavors = {"f": {"pci_passthrough:alias": "qat:8"}}
-    said = findings(LintCase("", text + PLACED, "", flavors=flavors))
-    assert codes(*said) == ["placement-half-on", "pci-filter-missing"], [item.reason for item in said]
-    assert not any("GPU" in item.reason for item in said)
+    items = findings(LintCase("", text + PLACED, "", flavors=flavors))
+    assert codes(*items) == ["placement-half-on", "pci-filter-missing"], [item.reason for item in items]
+    assert not any("GPU" in item.reason for item in items)
     card = Sysfs().function("41:00.0", NIC, "0200", 50).inventory()
     named = spec('{"vendor_id": "8086", "product_id": "1572"}')
     assert "not-a-gpu" not in codes(*findings(LintCase("", named, "", host=card)))
@@ -665,10 +665,10 @@ def test_a_broken_alias_has_one_finding() -> None:
     broken = alias('{"name": "a", "vendor_id": "0x10de", "product_id": "0x1db4", "devcie_type": "type-PCI"}')
     flavors = {"f": {"pci_passthrough:alias": "a:1"}}
     compute = alias(GOOD_ALIAS) + 'device_spec = {"address": "0000:27:00.0"}\n'
-    said = findings(LintCase("", two(broken, compute), "", flavors=flavors))
-    assert [item.code for item in said if "alias" in item.code] == ["alias-refused"]
-    assert "unknown key 'devcie_type'" in said[0].reason
-    assert "did you mean device_type?" in said[0].remedy
+    items = findings(LintCase("", two(broken, compute), "", flavors=flavors))
+    assert [item.code for item in items if "alias" in item.code] == ["alias-refused"]
+    assert "unknown key 'devcie_type'" in items[0].reason
+    assert "did you mean device_type?" in items[0].remedy
 
 
 def test_an_old_name_is_said_once_for_a_file() -> None:
@@ -694,11 +694,11 @@ no ini
 
 
 def test_devstack_has_the_files_of_all_services_in_one() -> None:
-    said = findings(LintCase("", {"/opt/stack/devstack/local.conf": DEVSTACK}, ""))
-    places = {(item.code, item.object) for item in said if item.severity is Severity.ERROR}
+    items = findings(LintCase("", {"/opt/stack/devstack/local.conf": DEVSTACK}, ""))
+    places = {(item.code, item.object) for item in items if item.severity is Severity.ERROR}
     assert ("removed-filter", "/opt/stack/devstack/local.conf:7") in places
     assert ("device-spec-matches-everything", "/opt/stack/devstack/local.conf:11") in places
-    assert "not-an-ini-file" not in codes(*said)
+    assert "not-an-ini-file" not in codes(*items)
 
 
 def test_every_rule_has_a_case() -> None:

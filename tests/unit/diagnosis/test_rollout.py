@@ -78,20 +78,20 @@ def test_the_stage_is_told_from_what_hosts_report(stage: Stage, hosts: list[str]
     assert [host.stage for host in answer.hosts] == hosts
     assert states(answer) == expected
     assert answer.go
-    assert [one.state for one in rollout(cloud_at(stage), stage, Stage.REPORT).stages] == expected[:1]
+    assert [stage_answer.state for stage_answer in rollout(cloud_at(stage), stage, Stage.REPORT).stages] == expected[:1]
 
 
 def test_findings_name_every_host_and_every_stage() -> None:
-    found = rollout(cloud_at(Stage.REPORT), Stage.REPORT).findings
-    assert [(one.code, one.object, one.payload["stage"]) for one in found[:2]] == [
+    findings = rollout(cloud_at(Stage.REPORT), Stage.REPORT).findings
+    assert [(finding.code, finding.object, finding.payload["stage"]) for finding in findings[:2]] == [
         ("host-stage", GROUPED, "report"),
         ("host-stage", SINGLE, EITHER),
     ]
-    assert [(one.code, one.object, one.payload["state"]) for one in found[2:4]] == [
+    assert [(finding.code, finding.object, finding.payload["state"]) for finding in findings[2:4]] == [
         ("stage", "stage report", "done"),
         ("site-file", "stage on", "next"),
     ]
-    assert {one.severity for one in found} == {Severity.OK}
+    assert {finding.severity for finding in findings} == {Severity.OK}
 
 
 def test_the_order_keeps_groups_together() -> None:
@@ -108,7 +108,11 @@ def test_the_order_keeps_groups_together() -> None:
 
 def test_hosts_may_come_one_after_the_other() -> None:
     world = cloud_at(Stage.OFF)
-    some = {name: one for name, one in devices_of(site_at(Stage.REPORT), Stage.REPORT).items() if one.host == SINGLE}
+    some = {
+        name: device
+        for name, device in devices_of(site_at(Stage.REPORT), Stage.REPORT).items()
+        if device.host == SINGLE
+    }
     answer = rollout(replace(world, devices=some), Stage.REPORT)
     assert [host.stage for host in answer.hosts] == ["off", EITHER]
     assert states(answer) == [StageState.NEXT, StageState.LATER]
@@ -138,8 +142,8 @@ def test_a_site_that_says_more_than_the_stage_can() -> None:
     answer = plan_rollout(pair, loaded.inventories, cloud_at(Stage.OFF))
     assert failed(answer) == {"site-file"}
     assert {finding.code for finding in answer.findings if finding.severity is Severity.UNKNOWN} == {"gpus"}
-    asked = {condition.code for condition in answer.stages[0].conditions}
-    assert not asked & {"aliases", "whole-groups", "gpus-in-use"}, "nothing holds that was not looked at"
+    codes = {condition.code for condition in answer.stages[0].conditions}
+    assert not codes & {"aliases", "whole-groups", "gpus-in-use"}, "nothing holds that was not looked at"
 
 
 def replace_flavor(loaded: LoadedSite) -> Site:
@@ -159,8 +163,8 @@ def replace_flavor(loaded: LoadedSite) -> Site:
 )
 def test_releases(microversion: str, bad: bool, severity: Severity) -> None:
     answer = rollout(replace(cloud_at(Stage.OFF), microversion=microversion), Stage.OFF)
-    (found,) = (condition for condition in answer.stages[0].conditions if condition.code == "release")
-    assert found.severity is severity
+    (release_condition,) = (condition for condition in answer.stages[0].conditions if condition.code == "release")
+    assert release_condition.severity is severity
     assert answer.go is not bad
 
 
@@ -222,20 +226,20 @@ running = st.sampled_from(["accepted", "queued", "pre-migrating", "migrating", "
        status=running)  # fmt: skip
 def test_no_stage_comes_while_anything_speaks_against_it(why: set[str], stage: Stage, status: str) -> None:
     loaded, world = site_at(stage), cloud_at(stage)
-    for one in sorted(why, key=lambda one: one in ("down", "gone", "unreported")):
-        world = stopped(world, loaded, one, status)
+    for stopper in sorted(why, key=lambda one: one in ("down", "gone", "unreported")):
+        world = stopped(world, loaded, stopper, status)
     answer = rollout(world, stage)
     assert not answer.go
-    assert {STOPPERS[one] for one in why} <= failed(answer)
+    assert {STOPPERS[stopper] for stopper in why} <= failed(answer)
 
 
 @given(why=st.sets(st.sampled_from(sorted(LATER_STOPPERS)), min_size=1))
 def test_placement_does_not_decide_before_it_knows(why: set[str]) -> None:
     loaded, world = site_at(Stage.REPORT), cloud_at(Stage.REPORT)
-    for one in sorted(why):
-        world = stopped(world, loaded, one, "")
+    for stopper in sorted(why):
+        world = stopped(world, loaded, stopper, "")
     answer = rollout(world, Stage.REPORT)
-    assert {LATER_STOPPERS[one] for one in why} <= failed(answer)
+    assert {LATER_STOPPERS[stopper] for stopper in why} <= failed(answer)
     assert not answer.go
 
 
@@ -248,11 +252,11 @@ def test_migrations_that_have_ended_are_no_reason(status: str) -> None:
 @given(lost=st.sets(st.sampled_from(sorted(devices_of(site_at(Stage.REPORT), Stage.REPORT))), min_size=1))
 def test_a_stage_is_not_done_while_a_gpu_is_missing(lost: set[str]) -> None:
     world = cloud_at(Stage.REPORT)
-    fewer = {name: one for name, one in world.devices.items() if name not in lost}
+    fewer = {name: device for name, device in world.devices.items() if name not in lost}
     answer = rollout(replace(world, devices=fewer), Stage.REPORT)
     assert states(answer) == [StageState.NEXT, StageState.LATER]
     peers = {gpu.provider_name for gpu in staged(site_at(Stage.ON).site, site_at(Stage.ON).inventories, Stage.ON).gpus}
     complete = cloud_at(Stage.ON)
-    one = sorted(peers)[0]
-    left = {name: device for name, device in complete.devices.items() if name != one}
+    missing = sorted(peers)[0]
+    left = {name: device for name, device in complete.devices.items() if name != missing}
     assert rollout(replace(complete, devices=left), Stage.ON).stages[-1].state is not StageState.DONE

@@ -57,12 +57,12 @@ def seen(loaded: LoadedSite, used: dict[str, int], asker: Asker | None = None) -
         state = GpuState.CLAIMED if left[gpu.pool] >= 0 else GpuState.FREE
         statuses[gpu.provider_name] = GpuStatus(gpu, state)
     reckoned: CloudResources = replace(room, hosts=tuple(hosts))
-    return {one.flavor.name: one for one in Reckoning(reckoned, statuses).all_of(asker)}
+    return {bootable.flavor.name: bootable for bootable in Reckoning(reckoned, statuses).all_of(asker)}
 
 
 def test_as_many_as_there_are_units(loaded: LoadedSite) -> None:
-    found = seen(loaded, {"t4-4q": 0, "h200-mig": 0})
-    assert {name: (one.now, one.gpus, one.pool) for name, one in found.items()} == {
+    bootables = seen(loaded, {"t4-4q": 0, "h200-mig": 0})
+    assert {name: (bootable.now, bootable.gpus, bootable.pool) for name, bootable in bootables.items()} == {
         "desktop": (4, 1, "t4-4q"),
         "seventh": (4, 1, "h200-mig"),
         "two": (2, 2, "h200-mig"),
@@ -70,26 +70,28 @@ def test_as_many_as_there_are_units(loaded: LoadedSite) -> None:
 
 
 def test_units_that_servers_have_are_told(loaded: LoadedSite) -> None:
-    found = seen(loaded, {"t4-4q": 1, "h200-mig": 3})
-    assert {name: one.now for name, one in found.items()} == {"desktop": 3, "seventh": 1, "two": 0}
-    told = {name: {rest.reason: rest.gpus for rest in one.others} for name, one in found.items()}
-    assert told["desktop"]["servers have them"] == 1
-    assert told["seventh"]["servers have them"] == 3
+    bootables = seen(loaded, {"t4-4q": 1, "h200-mig": 3})
+    assert {name: bootable.now for name, bootable in bootables.items()} == {"desktop": 3, "seventh": 1, "two": 0}
+    gpus_by_reason = {
+        name: {rest.reason: rest.gpus for rest in bootable.others} for name, bootable in bootables.items()
+    }
+    assert gpus_by_reason["desktop"]["servers have them"] == 1
+    assert gpus_by_reason["seventh"]["servers have them"] == 3
 
 
 def test_none_is_left(loaded: LoadedSite) -> None:
-    found = seen(loaded, {"t4-4q": 4, "h200-mig": 4})
-    assert {one.now for one in found.values()} == {0}
+    bootables = seen(loaded, {"t4-4q": 4, "h200-mig": 4})
+    assert {bootable.now for bootable in bootables.values()} == {0}
 
 
 def test_a_project_s_limit_is_on_the_class_that_its_flavors_ask_for(loaded: LoadedSite) -> None:
     limits = (Limit("class:CUSTOM_GPU_T4_4Q", 2, 0, True), Limit("class:CUSTOM_GPU_H200_MIG_COUNT", 3, 0, True))
-    found = seen(loaded, {"t4-4q": 0, "h200-mig": 0}, Asker("p", "physics", limits))
-    assert {name: one.now for name, one in found.items()} == {"desktop": 2, "seventh": 3, "two": 1}
+    bootables = seen(loaded, {"t4-4q": 0, "h200-mig": 0}, Asker("p", "physics", limits))
+    assert {name: bootable.now for name, bootable in bootables.items()} == {"desktop": 2, "seventh": 3, "two": 1}
 
 
 def test_nova_counts_a_vgpu_in_every_release(loaded: LoadedSite) -> None:
     (desktop,) = (flavor for flavor in room_of(loaded).flavors if flavor.name == "desktop")
-    asked = request_of(desktop, {}).with_devices({"CUSTOM_GPU_T4_4Q"})
-    assert asked.counted(devices=False)["class:CUSTOM_GPU_T4_4Q"] == 1
-    assert "CUSTOM_GPU_T4_4Q" not in asked.amounts
+    request = request_of(desktop, {}).with_devices({"CUSTOM_GPU_T4_4Q"})
+    assert request.counted(devices=False)["class:CUSTOM_GPU_T4_4Q"] == 1
+    assert "CUSTOM_GPU_T4_4Q" not in request.amounts

@@ -34,12 +34,15 @@ def loaded(tmp_path: Path) -> LoadedSite:
 
 
 def world(loaded: LoadedSite, **shares: Mapping[str, Stock] | None) -> World:
-    found = {name: shares.get(name.partition("_")[0], stock) for name, stock in AS_IT_SHOULD.items()}
-    return replace(world_of(loaded), shares={name: stock for name, stock in found.items() if stock is not None})
+    stocks = {name: shares.get(name.partition("_")[0], stock) for name, stock in AS_IT_SHOULD.items()}
+    return replace(world_of(loaded), shares={name: stock for name, stock in stocks.items() if stock is not None})
 
 
 def said(loaded: LoadedSite, seen: World) -> list[tuple[str, str, str]]:
-    return [(one.code, one.object, one.reason) for one in find_drift(loaded.compiled, loaded.inventories, seen)]
+    return [
+        (finding.code, finding.object, finding.reason)
+        for finding in find_drift(loaded.compiled, loaded.inventories, seen)
+    ]
 
 
 def test_a_cloud_that_has_what_was_recorded_has_no_drift(loaded: LoadedSite) -> None:
@@ -58,11 +61,11 @@ def test_a_cloud_that_has_what_was_recorded_has_no_drift(loaded: LoadedSite) -> 
 def test_each_kind(
     loaded: LoadedSite, host: str, stock: Mapping[str, Stock] | None, code: str, where: str, words: str
 ) -> None:
-    ((found, thing, reason),) = said(loaded, world(loaded, **{host: stock}))
-    assert (found, thing) == (code, where)
+    ((kind, thing, reason),) = said(loaded, world(loaded, **{host: stock}))
+    assert (kind, thing) == (code, where)
     assert words in reason
 
 
 def test_of_a_host_that_nobody_reports_nothing_more_is_said(loaded: LoadedSite) -> None:
-    seen = with_host(world(loaded, a=None), "a", provider=None)
-    assert "gpu-lost" not in {code for code, *_ in said(loaded, seen)}
+    observed = with_host(world(loaded, a=None), "a", provider=None)
+    assert "gpu-lost" not in {code for code, *_ in said(loaded, observed)}

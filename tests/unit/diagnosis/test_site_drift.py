@@ -212,7 +212,7 @@ def test_the_scrub_after_a_server_is_a_hold_and_not_before() -> None:
 def test_lost_gpus_of_a_host_are_one_difference() -> None:
     loaded = variant("plain")
     world = world_of(loaded)
-    left = {name: one for name, one in world.devices.items() if name not in (LONE, PEER)}
+    left = {name: seen_device for name, seen_device in world.devices.items() if name not in (LONE, PEER)}
     item = only(loaded, replace(world, devices=left), "gpu-lost")
     assert "0000:28:00.0, 0000:44:00.0" in item.reason
 
@@ -277,8 +277,8 @@ def test_what_is_kept_for_gpus_is_less_by_what_others_use_uncounted() -> None:
     assert items.keys() == {"reserve-uncounted", "servers-foreign"}
     (capacity,) = loaded.compiled.capacities
     assert items["reserve-uncounted"].reason == "old (old) use 3 vCPUs, 4096 MiB, 10 GiB and count as nothing"
-    kept = capacity.reserve
-    left = f"only {kept.vcpus - 3} vCPUs, {kept.ram - 4096} MiB, {kept.disk - 10} GiB"
+    reserve = capacity.reserve
+    left = f"only {reserve.vcpus - 3} vCPUs, {reserve.ram - 4096} MiB, {reserve.disk - 10} GiB"
     assert items["reserve-uncounted"].payload["effect"].startswith(left)
 
 
@@ -337,14 +337,14 @@ def test_fixes_never_touch_a_server_or_a_migration(
     loaded = variant("plain")
     world = replace(
         world_of(loaded),
-        strangers={name: replace(one, id=name) for name, one in strangers.items()},
+        strangers={name: replace(stranger, id=name) for name, stranger in strangers.items()},
         migrations={n: MigrationSeen(n, "s", status, "resize", HOST, HOST) for n, status in migrations.items()},
         silent_cells=silent,
     )
     steps = plan_fixes(loaded.compiled, world, found(loaded, world)).steps
     touched = {step.name for step in steps}
-    safe = {name for name, one in strangers.items() if not one.exists and name not in migrations}
-    safe -= {name for name, one in strangers.items() if one.type == "CONTAINER"}
+    safe = {name for name, stranger in strangers.items() if not stranger.exists and name not in migrations}
+    safe -= {name for name, stranger in strangers.items() if stranger.type == "CONTAINER"}
     assert touched == (set() if silent else safe)
 
 
@@ -377,9 +377,9 @@ def test_what_gpuyard_itself_keeps_is_not_given_back_by_hand() -> None:
     loaded = variant("plain")
     world = device(LONE, free=False, stock={CLASS: Stock(1, reserved=1)})(world_of(loaded))
 
-    def remedy(words: LedgerWords | None, taken: LoadedSite = loaded, seen: World = world) -> list[str]:
-        found = find_drift(taken.compiled, taken.inventories, seen, words)
-        return [one.remedy for one in found if one.code == "gpu-held"]
+    def remedy(words: LedgerWords | None, taken: LoadedSite = loaded, observed: World = world) -> list[str]:
+        findings = find_drift(taken.compiled, taken.inventories, observed, words)
+        return [finding.remedy for finding in findings if finding.code == "gpu-held"]
 
     assert remedy({LONE: Keeping(GpuState.HELD, "held by root", "5f0c")}) == [
         "to give it back: gpuyard gpu release 5f0c"
@@ -391,7 +391,7 @@ def test_what_gpuyard_itself_keeps_is_not_given_back_by_hand() -> None:
     assert by_hand.startswith("to give it back: openstack resource provider inventory set --amend")
     # Somebody has it: it is claimed, whether or not it is reserved too.
     claimed = device(LONE, free=False, stock={CLASS: Stock(1, reserved=1)}, holders={"migration": 1})(world_of(loaded))
-    assert remedy({}, seen=claimed) == []
+    assert remedy({}, observed=claimed) == []
 
 
 def test_a_gpu_that_waits_for_its_scrub_is_not_given_back_by_hand(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_gpu_that_waits_for_its_scrub_is_not_given_back_by_hand(tmp_path: Path
         rules: dict[str, Any] = {"booking": {}, "health": {}} if watched else {"booking": {}}
         loaded = site(tmp_path, {**VARIANTS["scrubbed"], **rules})
         world = device(LONE, free=False, stock={CLASS: Stock(1, reserved=1)})(world_of(loaded))
-        (remedy,) = [one.remedy for one in found(loaded, world) if one.code == "gpu-held"]
+        (remedy,) = [finding.remedy for finding in found(loaded, world) if finding.code == "gpu-held"]
         assert expected in remedy
         assert ("reserved=0" in remedy) is not watched
 

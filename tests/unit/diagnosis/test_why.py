@@ -59,12 +59,12 @@ def device(number: int, **more: object) -> Device:
     return Device(**values)  # type: ignore[arg-type]
 
 
-def facts(asked: NovaFlavor, **more: object) -> tuple[RequestFacts, Request]:
+def facts(nova_flavor: NovaFlavor, **more: object) -> tuple[RequestFacts, Request]:
     """One libvirt host with one free GPU and room for everything, and Placement agrees."""
-    request = request_of(asked, ALIASES)
+    request = request_of(nova_flavor, ALIASES)
     host = ComputeNode("h", "id-h", "h", hypervisor_type="QEMU", zone="nova")
     values: dict[str, object] = {
-        "flavor": asked,
+        "flavor": nova_flavor,
         "hosts": (host,),
         "devices": (device(1),),
         "able": {item: frozenset({"id-h"}) for item in request.amounts.items()},
@@ -77,14 +77,14 @@ def facts(asked: NovaFlavor, **more: object) -> tuple[RequestFacts, Request]:
     return RequestFacts(**values), request  # type: ignore[arg-type]
 
 
-def told(asked: NovaFlavor, **more: object) -> Explanation:
-    return explain(*facts(asked, **more))
+def told(nova_flavor: NovaFlavor, **more: object) -> Explanation:
+    return explain(*facts(nova_flavor, **more))
 
 
-def kinds(asked: NovaFlavor, **more: object) -> list[str]:
+def kinds(nova_flavor: NovaFlavor, **more: object) -> list[str]:
     """Kinds of all causes, those of every host first."""
-    said = told(asked, **more)
-    return [cause.code for cause in (*said.causes, *(c for answer in said.hosts for c in answer.causes))]
+    explanation = told(nova_flavor, **more)
+    return [cause.code for cause in (*explanation.causes, *(c for answer in explanation.hosts for c in answer.causes))]
 
 
 NONE: dict[str, Any] = {"candidates": frozenset()}
@@ -95,8 +95,8 @@ NONE: dict[str, Any] = {"candidates": frozenset()}
 
 
 def test_a_flavor_asks_for_its_cpus_ram_and_all_its_disks() -> None:
-    asked = request_of(flavor(), {})
-    assert asked.amounts == {"VCPU": 4, "MEMORY_MB": 8192, "DISK_GB": 20 + 10 + 2}
+    request = request_of(flavor(), {})
+    assert request.amounts == {"VCPU": 4, "MEMORY_MB": 8192, "DISK_GB": 20 + 10 + 2}
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_pinned_cpus_are_asked_for_a_second_time_as_shared_ones() -> None:
 
 
 def test_the_query_is_nova_s() -> None:
-    asked = request_of(
+    request = request_of(
         flavor(**{"pci_passthrough:alias": "v100-set-a:1,v100-peer-a:2", "trait:X": "required"}), ALIASES
     )
-    (query,) = asked.queries()
+    (query,) = request.queries()
     assert query == {
         "limit": "1000",
         "root_required": "!COMPUTE_STATUS_DISABLED",
@@ -144,8 +144,8 @@ def test_the_query_is_nova_s() -> None:
 def test_aliases_are_read_as_the_site_writes_them() -> None:
     text = '{"name": "a", "vendor_id": "10de", "product_id": "1db4", "device_type": "type-PF"}'
     more = '{"name": "b", "resource_class": "b", "traits": "CUSTOM_X,y"}'
-    known = aliases_of([text, more])
-    assert {(one.name, one.resource_class, one.traits, one.device_type) for one in known.values()} == {
+    aliases = aliases_of([text, more])
+    assert {(alias.name, alias.resource_class, alias.traits, alias.device_type) for alias in aliases.values()} == {
         ("a", "CUSTOM_PCI_10DE_1DB4", frozenset(), "type-PF"),
         ("b", "CUSTOM_B", frozenset({"CUSTOM_X", "CUSTOM_Y"}), None),
     }
@@ -172,11 +172,11 @@ def test_what_has_nova_want_a_numa_topology(specs: dict[str, str], nodes: int) -
 
 
 def test_a_host_with_all_of_it_takes_the_server() -> None:
-    said = told(one_gpu())
-    assert said.would_start
-    assert (said.where, said.causes, said.remedies) == (("h",), (), ())
-    assert said.answer == "f would start on h"
-    assert any("NoValidHost" in doubt for doubt in said.doubts)
+    explanation = told(one_gpu())
+    assert explanation.would_start
+    assert (explanation.where, explanation.causes, explanation.remedies) == (("h",), (), ())
+    assert explanation.answer == "f would start on h"
+    assert any("NoValidHost" in doubt for doubt in explanation.doubts)
 
 
 @pytest.mark.parametrize(
@@ -199,14 +199,14 @@ def test_a_private_flavor_of_others() -> None:
 
 
 def test_a_class_that_nobody_has_reported_is_told_once() -> None:
-    asked = flavor(**{"resources:CUSTOM_X": "1"})
-    assert kinds(asked, unknown_classes=frozenset({"CUSTOM_X"}), **NONE) == ["class"]
+    nova_flavor = flavor(**{"resources:CUSTOM_X": "1"})
+    assert kinds(nova_flavor, unknown_classes=frozenset({"CUSTOM_X"}), **NONE) == ["class"]
 
 
 @pytest.mark.parametrize("state", ["claimed", "booked", "held", "lost", "blocked", "taken"])
 def test_a_gpu_that_cannot_be_had_says_why(state: str) -> None:
-    said = told(one_gpu(), devices=(device(1, state=state, reason="because"),), able_devices={}, **NONE)
-    (cause,) = said.hosts[0].causes
+    explanation = told(one_gpu(), devices=(device(1, state=state, reason="because"),), able_devices={}, **NONE)
+    (cause,) = explanation.hosts[0].causes
     assert (cause.code, cause.payload["details"][0]["state"]) == ("gpu", state)
     assert "0 of 1 can be had: 0000:01:00.0 because" in cause.reason
     assert cause.remedy != "ask again"
@@ -218,23 +218,23 @@ def test_placement_has_the_last_word_on_what_was_read_a_moment_before() -> None:
 
 
 def test_the_peer_that_is_of_no_use_is_told() -> None:
-    asked = flavor(**{"pci_passthrough:alias": "v100-set-a:1,v100-peer-a:1"})
+    nova_flavor = flavor(**{"pci_passthrough:alias": "v100-set-a:1,v100-peer-a:1"})
     devices = (
         device(1, traits=SET_A, state="claimed", reason="is held by server x", stranded=("0000:02:00.0",)),
         device(2, traits=SET_A, resource_class="CUSTOM_GPU_V100_PEER"),
     )
     able = {("CUSTOM_GPU_V100", SET_A): frozenset[str](), ("CUSTOM_GPU_V100_PEER", SET_A): frozenset({"h_2"})}
-    (cause,) = told(asked, devices=devices, able_devices=able, **NONE).hosts[0].causes
+    (cause,) = told(nova_flavor, devices=devices, able_devices=able, **NONE).hosts[0].causes
     assert "with trait CUSTOM_GPU_SET_A, 0 of 1" in cause.reason
     assert "so 0000:02:00.0 is free and of no use" in cause.reason
 
 
 def test_hosts_without_such_gpus_are_only_named() -> None:
     other = ComputeNode("cpu", "id-cpu", "cpu")
-    said = told(one_gpu(), hosts=(ComputeNode("h", "id-h", "h"), other))
-    assert (said.where, said.others) == (("h",), ("cpu",))
-    said = told(one_gpu(), hosts=(other,), devices=(), **NONE)
-    assert ([cause.code for cause in said.causes], said.would_start) == (["no-host"], False)
+    explanation = told(one_gpu(), hosts=(ComputeNode("h", "id-h", "h"), other))
+    assert (explanation.where, explanation.others) == (("h",), ("cpu",))
+    explanation = told(one_gpu(), hosts=(other,), devices=(), **NONE)
+    assert ([cause.code for cause in explanation.causes], explanation.would_start) == (["no-host"], False)
 
 
 def test_an_alias_of_another_device_type_never_matches() -> None:
@@ -274,12 +274,12 @@ def test_disk_that_a_provider_shares_is_not_missed() -> None:
 
 
 def test_what_counts_gpus_is_not_told_beside_the_gpus() -> None:
-    asked = one_gpu(**{"resources:CUSTOM_GPU_V100_COUNT": "1"})
-    known = facts(asked)[0].able
-    able = {key: value for key, value in known.items() if key[0] != "CUSTOM_GPU_V100_COUNT"}
+    nova_flavor = one_gpu(**{"resources:CUSTOM_GPU_V100_COUNT": "1"})
+    all_able = facts(nova_flavor)[0].able
+    able = {key: value for key, value in all_able.items() if key[0] != "CUSTOM_GPU_V100_COUNT"}
     counting = frozenset({"CUSTOM_GPU_V100_COUNT"})
-    assert kinds(asked, able=able, able_devices={}, counting=counting, **NONE) == ["gpu"]
-    assert kinds(asked, able=able, counting=counting, **NONE) == ["room"]
+    assert kinds(nova_flavor, able=able, able_devices={}, counting=counting, **NONE) == ["gpu"]
+    assert kinds(nova_flavor, able=able, counting=counting, **NONE) == ["room"]
 
 
 @pytest.mark.parametrize(
@@ -306,22 +306,22 @@ def test_the_host_s_service(change: dict[str, object], found: list[str]) -> None
     ],
 )
 def test_numa(host: dict[str, object], found: list[str]) -> None:
-    asked = flavor(**{"hw:numa_nodes": "2"})
+    nova_flavor = flavor(**{"hw:numa_nodes": "2"})
     hosts = (replace(ComputeNode("h", "id-h", "h"), **host),)  # type: ignore[arg-type]
-    assert kinds(asked, hosts=hosts) == found
-    assert kinds(asked, hosts=hosts, filters=frozenset()) == []
+    assert kinds(nova_flavor, hosts=hosts) == found
+    assert kinds(nova_flavor, hosts=hosts, filters=frozenset()) == []
 
 
 def test_traits_of_the_host() -> None:
-    asked = flavor(**{"hw:maxphysaddr_mode": "passthrough"})
-    assert kinds(asked) == []
-    assert kinds(asked, with_trait={}, **NONE) == ["trait"]
+    nova_flavor = flavor(**{"hw:maxphysaddr_mode": "passthrough"})
+    assert kinds(nova_flavor) == []
+    assert kinds(nova_flavor, with_trait={}, **NONE) == ["trait"]
 
 
 def test_traits_that_the_flavor_forbids() -> None:
-    asked = flavor(**{"trait:CUSTOM_OLD": "forbidden"})
-    assert kinds(asked, with_trait={"CUSTOM_OLD": frozenset({"id-h"})}, **NONE) == ["trait"]
-    assert kinds(asked, with_trait={"CUSTOM_OLD": frozenset({"id-other"})}) == []
+    nova_flavor = flavor(**{"trait:CUSTOM_OLD": "forbidden"})
+    assert kinds(nova_flavor, with_trait={"CUSTOM_OLD": frozenset({"id-h"})}, **NONE) == ["trait"]
+    assert kinds(nova_flavor, with_trait={"CUSTOM_OLD": frozenset({"id-other"})}) == []
 
 
 @pytest.mark.parametrize("asker", ["p-1", "p-2", "p-3"])
@@ -332,19 +332,19 @@ def test_hosts_that_aggregates_keep_for_projects(asker: str) -> None:
     far = HostAggregate("far", frozenset({"other"}), {"filter_tenant_id": "p-3"})
     asks: dict[str, Any] = {"aggregates": (own, more, far), "asker": Asker(asker, asker)}
     assert kinds(flavor(), **asks) == [], "not switched on"
-    host = SimpleNamespace(aggregates=[SimpleNamespace(metadata=dict(one.metadata)) for one in (own, more)])
+    host = SimpleNamespace(aggregates=[SimpleNamespace(metadata=dict(aggregate.metadata)) for aggregate in (own, more)])
     passes = AggregateMultiTenancyIsolation().host_passes(host, SimpleNamespace(project_id=asker))
-    found = kinds(flavor(), **asks, filters=FILTERS | {TENANT_FILTER})
-    assert found == ([] if passes else ["aggregate-tenants"])
+    codes = kinds(flavor(), **asks, filters=FILTERS | {TENANT_FILTER})
+    assert codes == ([] if passes else ["aggregate-tenants"])
     assert passes is (asker != "p-3")
 
 
 def test_isolated_aggregates_want_their_trait_in_the_flavor() -> None:
     isolated = (HostAggregate("gpus", frozenset({"h"}), {"trait:CUSTOM_GPU": "required", "other": "x"}),)
-    asked = flavor(**{"trait:CUSTOM_GPU": "required"})
+    nova_flavor = flavor(**{"trait:CUSTOM_GPU": "required"})
     assert kinds(flavor(), aggregates=isolated) == [], "not switched on"
     assert kinds(flavor(), aggregates=isolated, isolated_aggregates=True) == ["aggregate-isolated"]
-    assert kinds(asked, aggregates=isolated, isolated_aggregates=True) == []
+    assert kinds(nova_flavor, aggregates=isolated, isolated_aggregates=True) == []
     far = (replace(isolated[0], hosts=frozenset({"other"})),)
     assert kinds(flavor(), aggregates=far, isolated_aggregates=True) == []
 
@@ -355,10 +355,10 @@ def test_isolated_aggregates_want_their_trait_in_the_flavor() -> None:
 )
 def test_aggregates_with_what_the_flavor_wants(metadata: dict[str, str], found: list[str]) -> None:
     aggregates = (HostAggregate("a", frozenset({"h"}), metadata),)
-    asked = flavor(**{"aggregate_instance_extra_specs:gpu": "yes"})
-    assert kinds(asked, aggregates=aggregates) == found
+    nova_flavor = flavor(**{"aggregate_instance_extra_specs:gpu": "yes"})
+    assert kinds(nova_flavor, aggregates=aggregates) == found
     assert kinds(flavor(gpu="yes"), aggregates=aggregates) == found, "a key without a scope counts too"
-    assert kinds(asked, aggregates=aggregates, filters=frozenset()) == []
+    assert kinds(nova_flavor, aggregates=aggregates, filters=frozenset()) == []
 
 
 @given(
@@ -367,12 +367,12 @@ def test_aggregates_with_what_the_flavor_wants(metadata: dict[str, str], found: 
     words=st.lists(st.sampled_from(["yes", "12", "13", "a", "<or>"]), max_size=4),
 )
 def test_values_are_compared_as_nova_does(value: str, sign: str, words: list[str]) -> None:
-    wanted = " ".join([sign, *words]).strip()
+    requirement = " ".join([sign, *words]).strip()
     try:
-        expected = extra_specs_ops.match(value, wanted)
+        expected = extra_specs_ops.match(value, requirement)
     except (ValueError, IndexError):  # not a number, or nothing behind <or>: Nova refuses the host with an error
         expected = False
-    assert match(value, wanted) == expected
+    assert match(value, requirement) == expected
 
 
 def test_zones() -> None:
@@ -382,8 +382,8 @@ def test_zones() -> None:
     assert kinds(flavor(), zone="nowhere") == ["zone"]
 
 
-def limits(*found: Limit) -> Asker:
-    return Asker("id", "p", found)
+def limits(*entries: Limit) -> Asker:
+    return Asker("id", "p", entries)
 
 
 def test_limits() -> None:
@@ -392,9 +392,9 @@ def test_limits() -> None:
     assert kinds(one_gpu(), asker=limits(full), counts_devices=False) == [], "Nova before 2026.2"
     assert kinds(one_gpu(), asker=limits(replace(full, used=3))) == []
     assert kinds(one_gpu(), asker=limits(replace(full, limit=-1))) == []
-    said = told(one_gpu(), asker=limits(full), pools={"CUSTOM_GPU_V100": "v100"})
-    assert "its limit is 4, in use 4, asks 1; Nova answers 403" in said.causes[0].reason
-    (action,) = said.first
+    explanation = told(one_gpu(), asker=limits(full), pools={"CUSTOM_GPU_V100": "v100"})
+    assert "its limit is 4, in use 4, asks 1; Nova answers 403" in explanation.causes[0].reason
+    (action,) = explanation.first
     name = "class:CUSTOM_GPU_V100"
     assert action.values == {"project": "p", "resource": name, "to": 5, "resources": [name]}
     assert action.text == f"raise the limit of project p on {name} to 5 in Keystone"
@@ -412,42 +412,44 @@ def counted_gpu() -> NovaFlavor:
 
 def test_the_limits_of_a_pool_are_one_cause_and_one_line_of_the_site_file() -> None:
     asker = limits(Limit(LEADERS, 1, 1, own=True), Limit(COUNT, 1, 2, own=True))
-    said = told(counted_gpu(), asker=asker, site_limits={LEADERS: 1, COUNT: 1}, **SITE)
-    (cause,) = said.causes
+    explanation = told(counted_gpu(), asker=asker, site_limits={LEADERS: 1, COUNT: 1}, **SITE)
+    (cause,) = explanation.causes
     assert "may not have that many GPUs of pool v100: its limit is 1, in use 2, asks 1" in cause.reason
     assert [row["resource"] for row in cause.payload["details"]] == [COUNT, LEADERS]
-    (action,) = said.first
+    (action,) = explanation.first
     assert action.text == "write projects.p.gpus.v100: 3 in the site file, and run 'gpuyard site apply'"
     assert (action.values["to"], action.values["resources"]) == (3, [COUNT, LEADERS])
-    assert said.answer.endswith("not start now: the limit of project p on GPUs of pool v100 is reached")
+    assert explanation.answer.endswith("not start now: the limit of project p on GPUs of pool v100 is reached")
 
 
 def test_a_limit_of_none_is_not_called_reached() -> None:
-    said = told(counted_gpu(), asker=limits(Limit(LEADERS, 0, 0, own=False), Limit(COUNT, 0, 0, own=False)), **SITE)
-    assert said.answer.endswith("not start now: the limit of project p on GPUs of pool v100 is 0")
+    explanation = told(
+        counted_gpu(), asker=limits(Limit(LEADERS, 0, 0, own=False), Limit(COUNT, 0, 0, own=False)), **SITE
+    )
+    assert explanation.answer.endswith("not start now: the limit of project p on GPUs of pool v100 is 0")
 
 
 def test_over_the_limit_of_a_pool_that_can_be_booked_the_answer_is_to_book() -> None:
     full = limits(Limit(LEADERS, 0, 2, own=False), Limit(COUNT, 0, 2, own=False))
-    said = told(counted_gpu(), asker=full, bookable=True, **SITE)
-    (cause,) = said.causes
+    explanation = told(counted_gpu(), asker=full, bookable=True, **SITE)
+    (cause,) = explanation.causes
     assert cause.remedy.startswith("book 1 GPU of pool v100: 'gpuyard booking create --pool v100 --gpus 1 --end +4h'")
-    assert [action.kind for action in said.first] == ["book"]
+    assert [action.kind for action in explanation.first] == ["book"]
 
 
 def test_a_limit_that_the_site_file_has_raised_already_is_only_to_be_applied() -> None:
     full = limits(Limit(COUNT, 1, 1, own=True))
-    said = told(counted_gpu(), asker=full, site_limits={COUNT: 2}, **SITE)
-    assert said.first[0].text == "run 'gpuyard site apply': the site file allows 2 already"
+    explanation = told(counted_gpu(), asker=full, site_limits={COUNT: 2}, **SITE)
+    assert explanation.first[0].text == "run 'gpuyard site apply': the site file allows 2 already"
 
 
 def test_a_limit_that_is_not_registered_is_not_called_a_limit_of_zero() -> None:
     none = limits(Limit(COUNT, 0, 0, own=False, registered=False))
-    said = told(counted_gpu(), asker=none, site_limits={COUNT: 2}, **SITE)
-    (cause,) = said.causes
+    explanation = told(counted_gpu(), asker=none, site_limits={COUNT: 2}, **SITE)
+    (cause,) = explanation.causes
     assert "Keystone has no registered limit on it" in cause.reason
     assert "the limit of every project is" not in cause.reason
-    (action,) = said.first
+    (action,) = explanation.first
     assert (action.kind, action.text) == (
         "register-limit",
         "run 'gpuyard site apply', which makes the registered limit",
@@ -469,10 +471,10 @@ def test_a_limit_that_is_not_registered_is_not_called_a_limit_of_zero() -> None:
 )
 def test_limits_have_units(resource: str, says: str) -> None:
     used = 1000 if resource == "class:MEMORY_MB" else 9000
-    said = told(flavor(), asker=limits(Limit(resource, 9000, used, own=True)), site_limits={resource: 9000})
-    assert says in said.causes[0].reason
+    explanation = told(flavor(), asker=limits(Limit(resource, 9000, used, own=True)), site_limits={resource: 9000})
+    assert says in explanation.causes[0].reason
     key = {"class:MEMORY_MB": "ram: 9192 MiB", "class:DISK_GB": "disk: 9032 GiB", "class:VCPU": "vcpus: 9004"}
-    assert said.first[0].text.startswith(f"write projects.p.{key[resource]} in the site file")
+    assert explanation.first[0].text.startswith(f"write projects.p.{key[resource]} in the site file")
 
 
 # What would help.
@@ -486,39 +488,41 @@ def holder(name: str, project: str = "id", **more: Any) -> RunningServer:
 def all_taken(asker: Asker, *servers: RunningServer) -> Explanation:
     devices = tuple(device(n, state="claimed", server=server.id) for n, server in enumerate(servers, 1))
     host = ComputeNode("h", "id-h", "h", rooms={}, servers=servers)
-    known = {"asker": asker, "site_limits": {COUNT: 1, LEADERS: 1}, **SITE}
-    return told(counted_gpu(), hosts=(host,), devices=devices, able_devices={}, **known, **NONE)
+    context = {"asker": asker, "site_limits": {COUNT: 1, LEADERS: 1}, **SITE}
+    return told(counted_gpu(), hosts=(host,), devices=devices, able_devices={}, **context, **NONE)
 
 
 def test_a_server_of_the_project_gives_its_limits_back() -> None:
     full = limits(Limit(COUNT, 1, 1, own=True), Limit(LEADERS, 1, 1, own=True))
-    said = all_taken(full, holder("g1"))
-    assert [cause.code for cause in said.causes] == ["quota"]
-    assert (said.first, chosen(said)) == ((), [["g1"]])
-    said = all_taken(full, holder("a", "other"), holder("mine"))
-    assert (said.first, chosen(said)) == ((), [["mine"]]), "rather than one of another project, and a limit to raise"
-    said = all_taken(full, holder("a", "other"))
-    assert ([action.values["to"] for action in said.first], chosen(said)) == ([2], [["a"]])
+    explanation = all_taken(full, holder("g1"))
+    assert [cause.code for cause in explanation.causes] == ["quota"]
+    assert (explanation.first, chosen(explanation)) == ((), [["g1"]])
+    explanation = all_taken(full, holder("a", "other"), holder("mine"))
+    assert (explanation.first, chosen(explanation)) == ((), [["mine"]]), (
+        "rather than one of another project, and a limit to raise"
+    )
+    explanation = all_taken(full, holder("a", "other"))
+    assert ([action.values["to"] for action in explanation.first], chosen(explanation)) == ([2], [["a"]])
 
 
 def test_what_a_deletion_leaves_short_is_raised_by_that_much_only() -> None:
     over = limits(Limit(COUNT, 1, 3, own=True))
-    said = all_taken(over, holder("g1"))
-    assert [action.values["to"] for action in said.first] == [3], "three, less one, and one"
+    explanation = all_taken(over, holder("g1"))
+    assert [action.values["to"] for action in explanation.first] == [3], "three, less one, and one"
 
 
 def test_limits_that_only_some_remedies_leave_short_stand_with_these() -> None:
     full = limits(Limit(COUNT, 1, 1, own=True))
     host = ComputeNode("h", "id-h", "h", rooms={}, servers=(holder("mine"),))
     devices = (device(1, state="claimed", server="id-mine"), device(2, state="held"))
-    known = {"asker": full, "site_limits": {COUNT: 1}, **SITE}
-    said = told(counted_gpu(), hosts=(host,), devices=devices, able_devices={}, **known, **NONE)
-    assert (said.first, chosen(said)) == ((), [["mine"], ["raise-limit", "release-hold"]])
+    context = {"asker": full, "site_limits": {COUNT: 1}, **SITE}
+    explanation = told(counted_gpu(), hosts=(host,), devices=devices, able_devices={}, **context, **NONE)
+    assert (explanation.first, chosen(explanation)) == ((), [["mine"], ["raise-limit", "release-hold"]])
 
 
 def test_a_shelved_server_still_counts_as_one() -> None:
-    said = all_taken(limits(Limit("servers", 1, 1, own=True)), holder("g1"))
-    assert said.remedies[0].actions[0].text.startswith("delete server g1")
+    explanation = all_taken(limits(Limit("servers", 1, 1, own=True)), holder("g1"))
+    assert explanation.remedies[0].actions[0].text.startswith("delete server g1")
     assert all_taken(limits(), holder("g1")).remedies[0].actions[0].text.startswith("delete or shelve server g1")
 
 
@@ -533,9 +537,9 @@ def test_what_is_said_leaves_no_limit_short_and_raises_none_for_nothing(
     """Carried out on the numbers: the deletions, then the raised limits."""
     own = {COUNT: count, LEADERS: leaders}
     asker = limits(*(Limit(name, limit, used, own=True) for name, (limit, used) in own.items()))
-    said = all_taken(asker, *(holder(str(i), "id" if one else "other") for i, one in enumerate(mine)))
-    for remedy in said.remedies:
-        actions = [*said.first, *remedy.actions]
+    explanation = all_taken(asker, *(holder(str(i), "id" if is_mine else "other") for i, is_mine in enumerate(mine)))
+    for remedy in explanation.remedies:
+        actions = [*explanation.first, *remedy.actions]
         freed = sum(a.kind == "delete-server" and mine[int(str(a.values["name"]))] for a in actions)
         raised = {name: int(str(a.values["to"])) for a in actions if a.kind == "raise-limit" for name in own}
         now = {name: max(0, used - freed) + 1 for name, (_, used) in own.items()}
@@ -545,18 +549,20 @@ def test_what_is_said_leaves_no_limit_short_and_raises_none_for_nothing(
             assert set(raised.values()) == {max(now.values())}
 
 
-def reserved(room: HostStock, kept: int, **more: Any) -> Explanation:
+def reserved(room: HostStock, reserve: int, **more: Any) -> Explanation:
     """A server without GPUs on a host that keeps RAM for those with."""
-    asked = flavor(**{"resources:CUSTOM_NOGPU_MEMORY_MB": "8192"})
-    host = ComputeNode("h", "id-h", "h", rooms={"CUSTOM_NOGPU_MEMORY_MB": room}, kept={"CUSTOM_NOGPU_MEMORY_MB": kept})
-    known = facts(asked)[0].able
-    able = {key: value for key, value in known.items() if key[0] != "CUSTOM_NOGPU_MEMORY_MB"}
-    return told(asked, hosts=(replace(host, **more),), able=able, **NONE)
+    nova_flavor = flavor(**{"resources:CUSTOM_NOGPU_MEMORY_MB": "8192"})
+    host = ComputeNode(
+        "h", "id-h", "h", rooms={"CUSTOM_NOGPU_MEMORY_MB": room}, kept={"CUSTOM_NOGPU_MEMORY_MB": reserve}
+    )
+    all_able = facts(nova_flavor)[0].able
+    able = {key: value for key, value in all_able.items() if key[0] != "CUSTOM_NOGPU_MEMORY_MB"}
+    return told(nova_flavor, hosts=(replace(host, **more),), able=able, **NONE)
 
 
 def test_a_reserve_is_named_with_its_key_and_may_be_smaller() -> None:
-    said = reserved(HostStock(94208, 0, 1.0, 94208, 90112), 32768)
-    (cause,) = said.hosts[0].causes
+    explanation = reserved(HostStock(94208, 0, 1.0, 94208, 90112), 32768)
+    (cause,) = explanation.hosts[0].causes
     assert cause.reason == (
         "not enough RAM for servers without GPUs: 8192 MiB asked, 4096 MiB free; 90112 MiB in use of 94208 MiB; "
         "hosts.h.reserve keeps 32768 MiB for servers with GPUs"
@@ -564,8 +570,8 @@ def test_a_reserve_is_named_with_its_key_and_may_be_smaller() -> None:
     assert cause.remedy == (
         "free 4096 MiB of RAM for servers without GPUs on the host, or write a smaller reserve (hosts.h.reserve)"
     )
-    assert chosen(said) == [["smaller-reserve"]]
-    assert "hosts.h.reserve with 4096 MiB of RAM less" in said.remedies[0].actions[0].text
+    assert chosen(explanation) == [["smaller-reserve"]]
+    assert "hosts.h.reserve with 4096 MiB of RAM less" in explanation.remedies[0].actions[0].text
     servers = (server("x", CUSTOM_NOGPU_MEMORY_MB=5000),)
     assert chosen(reserved(HostStock(94208, 0, 1.0, 94208, 90112), 32768, servers=servers)) == [
         ["x"],
@@ -583,28 +589,28 @@ def test_what_is_over_is_not_called_free() -> None:
 
 
 def test_what_placement_does_not_decide_is_not_looked_at() -> None:
-    asked = one_gpu()
-    known, request = facts(asked, devices=(), able_devices={}, gpu_hosts=frozenset({"h"}))
-    hosts = (*known.hosts, ComputeNode("cpu", "id-cpu", "cpu"))
+    nova_flavor = one_gpu()
+    request_facts, request = facts(nova_flavor, devices=(), able_devices={}, gpu_hosts=frozenset({"h"}))
+    hosts = (*request_facts.hosts, ComputeNode("cpu", "id-cpu", "cpu"))
     request = request.without_devices()
-    said = explain(replace(known, hosts=hosts), request)
-    assert said.answer == "f would start on h if a GPU is free there"
-    assert (said.would_start, said.gpus_looked_at, said.others) == (True, False, ("cpu",))
-    assert said.not_looked_at[0].startswith("GPUs (alias v100): the site does not have Placement decide")
-    assert "Not looked at: GPUs (alias v100)" in "\n".join(lines(said))
-    off = replace(known.hosts[0], enabled=False)
-    said = explain(replace(known, hosts=(off,)), request)
-    assert [cause.code for cause in said.hosts[0].causes] == ["service-disabled"]
+    explanation = explain(replace(request_facts, hosts=hosts), request)
+    assert explanation.answer == "f would start on h if a GPU is free there"
+    assert (explanation.would_start, explanation.gpus_looked_at, explanation.others) == (True, False, ("cpu",))
+    assert explanation.not_looked_at[0].startswith("GPUs (alias v100): the site does not have Placement decide")
+    assert "Not looked at: GPUs (alias v100)" in "\n".join(lines(explanation))
+    off = replace(request_facts.hosts[0], enabled=False)
+    explanation = explain(replace(request_facts, hosts=(off,)), request)
+    assert [cause.code for cause in explanation.hosts[0].causes] == ["service-disabled"]
 
 
 def test_the_first_line_is_short_and_counts_what_it_leaves_out() -> None:
     devices = tuple(device(n, state="claimed", reason="is held by server x") for n in range(1, 5))
-    said = told(one_gpu(), devices=devices, able_devices={}, pools=POOL, pool_sizes={("h", "v100"): 6}, **NONE)
-    assert said.answer == "f would not start now: all GPUs of pool v100 are taken"
+    explanation = told(one_gpu(), devices=devices, able_devices={}, pools=POOL, pool_sizes={("h", "v100"): 6}, **NONE)
+    assert explanation.answer == "f would not start now: all GPUs of pool v100 are taken"
     assert (
         "0 of 4 can be had (the pool's 2 other GPUs there are peers, which go only with the leader of the same IOMMU "
         "group): 0000:01:00.0 is held by server x; "
-    ) in said.hosts[0].causes[0].reason
+    ) in explanation.hosts[0].causes[0].reason
     private = told(replace(one_gpu(), public=False), asker=Asker("x", "p", (Limit("servers", 1, 1, own=True),)))
     assert private.answer.endswith("(1 more cause below)")
     two = flavor(**{"pci_passthrough:alias": "v100:2"})
@@ -632,51 +638,51 @@ def short_of_ram(missing: int, *servers: RunningServer) -> Explanation:
     return told(flavor(), hosts=(host,), able=able, **NONE)
 
 
-def chosen(said: Explanation) -> list[list[object]]:
-    return [[action.values.get("name", action.kind) for action in remedy.actions] for remedy in said.remedies]
+def chosen(explanation: Explanation) -> list[list[object]]:
+    return [[action.values.get("name", action.kind) for action in remedy.actions] for remedy in explanation.remedies]
 
 
 def test_the_smallest_server_that_is_enough_goes() -> None:
-    said = short_of_ram(
+    explanation = short_of_ram(
         1000, server("big", MEMORY_MB=5000), server("right", MEMORY_MB=1200), server("less", MEMORY_MB=999)
     )
-    assert chosen(said) == [["right"]]
+    assert chosen(explanation) == [["right"]]
 
 
 def test_an_idle_server_goes_before_one_that_runs() -> None:
-    said = short_of_ram(1000, server("runs", MEMORY_MB=1200), server("idle", "SHUTOFF", MEMORY_MB=5000))
-    assert chosen(said) == [["idle"]]
+    explanation = short_of_ram(1000, server("runs", MEMORY_MB=1200), server("idle", "SHUTOFF", MEMORY_MB=5000))
+    assert chosen(explanation) == [["idle"]]
 
 
 def test_several_servers_where_one_is_not_enough() -> None:
-    said = short_of_ram(1000, *(server(name, MEMORY_MB=600) for name in "abc"))
-    assert [len(names) for names in chosen(said)] == [2]
+    explanation = short_of_ram(1000, *(server(name, MEMORY_MB=600) for name in "abc"))
+    assert [len(names) for names in chosen(explanation)] == [2]
     assert short_of_ram(1000, server("a", MEMORY_MB=100)).remedies == (), "all of them are not enough"
 
 
 def test_a_held_gpu_is_an_alternative_to_a_server() -> None:
     host = ComputeNode("h", "id-h", "h", rooms={}, servers=(server("x"),))
     devices = (device(1, state="claimed", server="id-x"), device(2, state="held"))
-    said = told(one_gpu(), hosts=(host,), devices=devices, able_devices={}, **NONE)
-    assert chosen(said) == [["x"], ["release-hold"]]
+    explanation = told(one_gpu(), hosts=(host,), devices=devices, able_devices={}, **NONE)
+    assert chosen(explanation) == [["x"], ["release-hold"]]
 
 
 def test_enabling_a_host_comes_with_what_else_it_lacks() -> None:
     host = ComputeNode("h", "id-h", "h", enabled=False, rooms={}, servers=(server("x"),))
     devices = (device(1, state="claimed", server="id-x"),)
-    said = told(one_gpu(), hosts=(host,), devices=devices, able_devices={}, **NONE)
-    assert chosen(said) == [["enable-service", "x"]]
+    explanation = told(one_gpu(), hosts=(host,), devices=devices, able_devices={}, **NONE)
+    assert chosen(explanation) == [["enable-service", "x"]]
     assert (
         "  - on h: openstack compute service set --enable h nova-compute; and delete or shelve server x"
-        in "\n".join(lines(said))
+        in "\n".join(lines(explanation))
     )
 
 
 def test_a_host_that_can_never_hold_it_has_no_remedy() -> None:
     host = ComputeNode("h", "id-h", "h", enabled=False, rooms={"VCPU": replace(ROOM, total=3)})
-    said = told(flavor(), hosts=(host,), able={}, **NONE)
-    assert said.remedies == ()
-    assert "nothing simple" in "\n".join(lines(said))
+    explanation = told(flavor(), hosts=(host,), able={}, **NONE)
+    assert explanation.remedies == ()
+    assert "nothing simple" in "\n".join(lines(explanation))
 
 
 @given(st.data())
@@ -684,11 +690,11 @@ def test_what_a_remedy_frees_is_enough_and_nothing_of_it_is_too_much(data: st.Da
     sizes = data.draw(st.lists(st.integers(1, 3000), max_size=6))
     missing = data.draw(st.integers(1, 6000))
     servers = [server(str(index), MEMORY_MB=size) for index, size in enumerate(sizes)]
-    said = short_of_ram(missing, *servers)
+    explanation = short_of_ram(missing, *servers)
     if sum(sizes) < missing:
-        assert said.remedies == ()
+        assert explanation.remedies == ()
         return
-    (names,) = chosen(said)
+    (names,) = chosen(explanation)
     freed = [sizes[int(str(name))] for name in names]
     assert sum(freed) >= missing
     assert all(sum(freed) - size < missing for size in freed), "each one is needed"
@@ -702,19 +708,19 @@ def test_as_many_devices_as_possible_are_given_out(choices: list[set[int]]) -> N
         if not left:
             return 0
         skip = most(left[1:], used)
-        return max([skip, *(1 + most(left[1:], used | {one}) for one in left[0] - used)])
+        return max([skip, *(1 + most(left[1:], used | {number}) for number in left[0] - used)])
 
     names = [sorted(map(str, choice)) for choice in choices]
     assert len(choices) - len(unmet(names)) == most(choices, frozenset())
 
 
 def test_text_has_every_cause_and_every_fix() -> None:
-    asked = replace(one_gpu(**{"hw:numa_nodes": "2"}), public=False)
+    nova_flavor = replace(one_gpu(**{"hw:numa_nodes": "2"}), public=False)
     host = ComputeNode("h", "id-h", "h", enabled=False, hypervisor_type="fake", rooms={}, servers=())
-    said = told(asked, hosts=(host,), able={}, able_devices={}, asker=Asker("x", "p"), **NONE)
-    text = "\n".join(lines(said))
-    assert text.splitlines()[0] == said.answer
-    causes = [*said.causes, *said.hosts[0].causes]
+    explanation = told(nova_flavor, hosts=(host,), able={}, able_devices={}, asker=Asker("x", "p"), **NONE)
+    text = "\n".join(lines(explanation))
+    assert text.splitlines()[0] == explanation.answer
+    causes = [*explanation.causes, *explanation.hosts[0].causes]
     assert [cause.code for cause in causes] == ["access", "service-disabled", "gpu", "room", "room", "room", "numa"]
     for cause in causes:
         assert "\n".join(f"  {line}" for line in cause.lines()) in text
@@ -727,10 +733,10 @@ def test_a_need_in_words() -> None:
     assert str(DeviceNeed("a", "CUSTOM_A", SET_A)) == "CUSTOM_A with trait CUSTOM_GPU_SET_A"
 
 
-def kept_back(asked: Device, **more: object) -> list[tuple[str, str]]:
+def kept_back(gpu_device: Device, **more: object) -> list[tuple[str, str]]:
     """Kinds and texts of the actions of the remedy for the one GPU."""
-    said = told(one_gpu(), devices=(asked,), able_devices={}, pools=POOL, **more, **NONE)
-    return [(action.kind, action.text) for remedy in said.remedies for action in remedy.actions]
+    explanation = told(one_gpu(), devices=(gpu_device,), able_devices={}, pools=POOL, **more, **NONE)
+    return [(action.kind, action.text) for remedy in explanation.remedies for action in remedy.actions]
 
 
 def test_what_gpuyard_itself_keeps_is_not_taken_out_of_placement_by_hand() -> None:

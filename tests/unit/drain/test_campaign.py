@@ -64,10 +64,10 @@ def test_a_file_says_all(tmp_path: Path) -> None:
         "campaign: kernel-6.12\ncomment: kernel 6.12\nhosts: [gpu-1, gpu-2]\ncanary: gpu-2\nat_once: 2\n"
         "takes: 90 min\ndrained_within: 12 h\nrun: ansible-playbook -l {host} 'my kernel.yml'\n"
     )
-    one = read_campaign(path)
-    assert (one.first, one.title) == ("gpu-2", "kernel 6.12 (campaign kernel-6.12)")
-    assert one.words("gpu-1") == ["ansible-playbook", "-l", "gpu-1", "my kernel.yml"]
-    assert (one.takes, one.drained_within, one.back_within) == (90 * MINUTE, 12 * HOUR, HOUR)
+    definition = read_campaign(path)
+    assert (definition.first, definition.title) == ("gpu-2", "kernel 6.12 (campaign kernel-6.12)")
+    assert definition.words("gpu-1") == ["ansible-playbook", "-l", "gpu-1", "my kernel.yml"]
+    assert (definition.takes, definition.drained_within, definition.back_within) == (90 * MINUTE, 12 * HOUR, HOUR)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_command_that_goes_on_has_all_that_was_typed() -> None:
     plain = _again(Path("kernel.yaml"), None, None, DEFAULT_SITE, None, "")
     assert plain == "gpuyard host campaign run kernel.yaml"
-    asked = _again(Path("my kernel.yaml"), Path("state"), "UTC", Path("b.yaml"), "root", "http://127.0.0.1:8080")
-    words = shlex.split(asked)
+    command_line = _again(Path("my kernel.yaml"), Path("state"), "UTC", Path("b.yaml"), "root", "http://127.0.0.1:8080")
+    words = shlex.split(command_line)
     assert words[:4] == ["gpuyard", "host", "campaign", "run"]
     command = get_command(app).get_command(None, "run")  # type: ignore[attr-defined]
     parsed = command.make_context("run", words[4:]).params
@@ -143,10 +143,14 @@ def seen(state: MaintenanceState, **more: object) -> CampaignHostState:
 
 
 def planned(
-    one: Campaign, sights: Mapping[str, CampaignHostState], *entries: JournalEntry, run: str = "r2", **more: object
+    definition: Campaign,
+    sights: Mapping[str, CampaignHostState],
+    *entries: JournalEntry,
+    run: str = "r2",
+    **more: object,
 ) -> dict[str, CampaignRow]:
     now = CampaignNow(sights, DeployJournal(entries, run), NOW, **more)  # type: ignore[arg-type]
-    return {row.host: row for row in plan_campaign(one, now).rows}
+    return {row.host: row for row in plan_campaign(definition, now).rows}
 
 
 BEGUN = entry(A.BEGIN, "gpu-1")
@@ -227,16 +231,16 @@ def test_people_who_work_by_hand_say_when_it_is_done() -> None:
 
 
 def test_the_canary_is_first_and_the_others_come_when_it_is_back() -> None:
-    one = campaign(4, canary="gpu-3", at_once=2)
-    rows = planned(one, {})
+    definition = campaign(4, canary="gpu-3", at_once=2)
+    rows = planned(definition, {})
     assert [row.act for row in rows.values()] == [None, None, A.BEGIN, None]
     assert rows["gpu-1"].reason == "waits for the canary gpu-3"
-    rows = planned(one, {"gpu-3": seen(M.CHECKING, done=NOW)}, entry(A.BEGIN, "gpu-3"), entry(A.WORK, "gpu-3"))
+    rows = planned(definition, {"gpu-3": seen(M.CHECKING, done=NOW)}, entry(A.BEGIN, "gpu-3"), entry(A.WORK, "gpu-3"))
     assert rows["gpu-1"].reason == "waits for the canary gpu-3, which is checking"
-    rows = planned(one, {}, entry(A.RETURN, "gpu-3"))
+    rows = planned(definition, {}, entry(A.RETURN, "gpu-3"))
     assert [row.act for row in rows.values()] == [A.BEGIN, A.BEGIN, None, None]
     assert rows["gpu-4"].reason == "waits for its turn"
-    rows = planned(one, {"gpu-3": CampaignHostState(other="a fan")})
+    rows = planned(definition, {"gpu-3": CampaignHostState(other="a fan")})
     assert not [row for row in rows.values() if row.act], "somebody else works on the canary"
 
 
@@ -247,7 +251,7 @@ def test_where_nobody_would_lose_anything_is_first() -> None:
 
 
 def test_after_a_failure_nothing_begins_and_what_is_at_work_goes_on() -> None:
-    one = campaign(6, at_once=4)
+    definition = campaign(6, at_once=4)
     bad = entry(A.WORK, "gpu-2", Happening.FAILED, "r2", "it ended with 2")
     begun = [entry(A.BEGIN, f"gpu-{number}", run="r2") for number in (2, 3, 4)]
     sights = {
@@ -255,11 +259,11 @@ def test_after_a_failure_nothing_begins_and_what_is_at_work_goes_on() -> None:
         "gpu-3": seen(M.IN_WORK),
         "gpu-4": seen(M.IN_WORK, work=CampaignWork.RUNNING, log="log"),
     }
-    rows = planned(one, sights, entry(A.RETURN, "gpu-1"), *begun, bad)
+    rows = planned(definition, sights, entry(A.RETURN, "gpu-1"), *begun, bad)
     assert not [row for row in rows.values() if row.act]
     assert rows["gpu-3"].reason == "its work is not begun: stopped after gpu-2 failed"
     assert rows["gpu-5"].reason == "not begun: stopped after gpu-2 failed"
-    rows = planned(one, sights, entry(A.RETURN, "gpu-1"), *begun, bad, run="r3")
+    rows = planned(definition, sights, entry(A.RETURN, "gpu-1"), *begun, bad, run="r3")
     assert [row.host for row in rows.values() if row.act] == ["gpu-2", "gpu-3"], "the next run tries again"
     assert rows["gpu-5"].reason == "waits for gpu-2, which failed before"
 
@@ -278,9 +282,9 @@ def test_whoever_stops_it_stops_what_has_not_begun() -> None:
 
 
 def test_when_hosts_would_be_out_of_use() -> None:
-    one = campaign(5, at_once=2)
-    rows = [CampaignRow(host, S.WAITING, "") for host in one.hosts]
-    starts = [(start - NOW) / HOUR for start, _ in expected(one, rows, NOW).values()]
+    definition = campaign(5, at_once=2)
+    rows = [CampaignRow(host, S.WAITING, "") for host in definition.hosts]
+    starts = [(start - NOW) / HOUR for start, _ in expected(definition, rows, NOW).values()]
     assert starts == [0, 2, 2, 4, 4]
 
 
@@ -330,19 +334,19 @@ class Model:
     def look(self, journal: DeployJournal) -> dict[str, CampaignHostState]:
         self.step()
         assert sum(state not in (M.BACK, M.CANCELLED) for state in self.state.values()) <= self.campaign.at_once
-        found = {}
+        sights = {}
         for host in self.campaign.hosts:
             if host not in self.state:
-                found[host] = CampaignHostState()
+                sights[host] = CampaignHostState()
                 continue
             begun = journal.last(A.WORK, host)
             attempt = begun.about if begun is not None and begun.happening is Happening.BEGUN else ""
             how = self.attempts.get(attempt, ("", "none"))[1]
             work = {"none": CampaignWork.NONE, "running": CampaignWork.RUNNING}.get(how, CampaignWork.ENDED)
             since = self.since[host]
-            one = CampaignMaintenance(self.state[host], since, since, since, servers=())
-            found[host] = CampaignHostState(one, work=work, code=int(how == "bad"), log="log")
-        return found
+            maintenance = CampaignMaintenance(self.state[host], since, since, since, servers=())
+            sights[host] = CampaignHostState(maintenance, work=work, code=int(how == "bad"), log="log")
+        return sights
 
     def costs(self, hosts: Sequence[str], start: datetime, end: datetime) -> dict[str, CampaignCost]:
         return {}
@@ -357,8 +361,8 @@ class Model:
     def work(self, host: str, attempt: str) -> None:
         self.step()
         assert self.state[host] is M.IN_WORK
-        assert ("good", host) not in [(how, one) for one, how in self.worked], "done twice"
-        assert "running" not in [how for one, how in self.attempts.values() if one == host], "two at once"
+        assert ("good", host) not in [(how, worked_host) for worked_host, how in self.worked], "done twice"
+        assert "running" not in [how for busy_host, how in self.attempts.values() if busy_host == host], "two at once"
         self.attempts[attempt] = (host, "running")
         self.step()
 
@@ -399,8 +403,8 @@ class Model:
         self.step()
 
     def go(self, run: str) -> CampaignPlan:
-        one = CampaignRun(self.campaign, self, self, self.clock, lambda plan: None)  # type: ignore[arg-type]
-        return one.run(DeployJournal(tuple(self.entries), run))
+        campaign_run = CampaignRun(self.campaign, self, self, self.clock, lambda plan: None)  # type: ignore[arg-type]
+        return campaign_run.run(DeployJournal(tuple(self.entries), run))
 
 
 def no_begin_too_early(model: Model, first: str) -> None:
@@ -425,19 +429,19 @@ FATES = st.lists(st.sampled_from(["work", "check"]), max_size=4)
 def test_a_campaign_that_is_killed_and_fails_anywhere_comes_to_its_end(
     hosts: int, at_once: int, canary: int, fates: list[list[str]], kills: list[int]
 ) -> None:
-    one = campaign(hosts, at_once=at_once, canary=f"gpu-{canary % hosts + 1}")
+    definition = campaign(hosts, at_once=at_once, canary=f"gpu-{canary % hosts + 1}")
     # Who finds "check" wrong twice has failed: forty minutes are over each time, and it may take an hour.
-    model = Model(one, {f"gpu-{n}": list(fate) for n, fate in enumerate(fates, 1)})
+    model = Model(definition, {f"gpu-{n}": list(fate) for n, fate in enumerate(fates, 1)})
     for number, kill in enumerate([*kills, *[-1] * 20]):
         model.kill_in = kill
         before = len(model.log)
         entries = len(model.entries)
         try:
-            found = model.go(f"r{number}")
+            plan = model.go(f"r{number}")
         except Killed:
             continue
         finally:
-            no_begin_too_early(model, one.first)
+            no_begin_too_early(model, definition.first)
             failed = [n for n, e in enumerate(model.entries[entries:]) if e.happening is Happening.FAILED]
             begun = [
                 n
@@ -445,14 +449,14 @@ def test_a_campaign_that_is_killed_and_fails_anywhere_comes_to_its_end(
                 if e.stage in (A.BEGIN, A.WORK) and e.happening is Happening.BEGUN
             ]
             assert not failed or not [n for n in begun if n > failed[0]], "nothing begins after a failure"
-        if not found.left:
+        if not plan.left:
             break
-        assert found.failed or before < len(model.log)
+        assert plan.failed or before < len(model.log)
         model.kill_in = -1
         model.wait()  # somebody looks after it
     else:
         pytest.fail("it never ends")
-    assert sorted(host for host, how in model.worked if how == "good") == sorted(one.hosts), "each once"
+    assert sorted(host for host, how in model.worked if how == "good") == sorted(definition.hosts), "each once"
     assert set(model.state.values()) == {M.BACK}
 
 
@@ -465,16 +469,16 @@ class LongModel(Model):
             for attempt, (host, how) in self.attempts.items()
             if host == "gpu-3" and self.time < NOW + 6 * HOUR
         }
-        self.attempts = {attempt: one for attempt, one in self.attempts.items() if attempt not in busy}
+        self.attempts = {attempt: assignment for attempt, assignment in self.attempts.items() if attempt not in busy}
         super().wait()
         self.attempts |= busy
 
 
 def test_a_host_that_has_failed_and_gets_well_while_others_are_at_work_has_failed() -> None:
     model = LongModel(campaign(4, at_once=2), {"gpu-2": ["check", "check"]})
-    found = model.go("r1")
+    plan = model.go("r1")
     assert [host for what, host in model.log if what == "begin"] == ["gpu-1", "gpu-2", "gpu-3"]
-    assert (found.halted, [row.host for row in found.failed]) == ("stopped after gpu-2 failed", ["gpu-2"])
+    assert (plan.halted, [row.host for row in plan.failed]) == ("stopped after gpu-2 failed", ["gpu-2"])
     assert model.state["gpu-2"] is M.BACK
     noted = [(entry.object, entry.about) for entry in model.entries if entry.happening is Happening.FAILED]
     assert [host for host, why in noted if "not given back since" in why] == ["gpu-2"]
@@ -484,7 +488,7 @@ def test_a_host_that_has_failed_and_gets_well_while_others_are_at_work_has_faile
 def test_a_portal_that_is_away_for_a_while_is_waited_for() -> None:
     model = Model(campaign(2), {})
     look = model.look
-    told: list[str] = []
+    messages: list[str] = []
 
     def sometimes(journal: DeployJournal) -> dict[str, CampaignHostState]:
         if model.time < NOW + HOUR / 3:
@@ -493,12 +497,12 @@ def test_a_portal_that_is_away_for_a_while_is_waited_for() -> None:
         return look(journal)
 
     model.look = sometimes  # type: ignore[method-assign]
-    one = CampaignRun(model.campaign, model, model, model.clock, lambda plan: None, told.append)  # type: ignore[arg-type]
-    assert not one.run(DeployJournal((), "r1")).left
-    assert told
+    campaign_run = CampaignRun(model.campaign, model, model, model.clock, lambda plan: None, messages.append)  # type: ignore[arg-type]
+    assert not campaign_run.run(DeployJournal((), "r1")).left
+    assert messages
     model.time = NOW - 2 * PATIENCE
     with pytest.raises(CampaignUnseenError):
-        one.run(DeployJournal((), "r2"))
+        campaign_run.run(DeployJournal((), "r2"))
 
 
 def test_a_portal_that_answers_and_does_nothing_is_not_asked_for_ever() -> None:
@@ -528,7 +532,7 @@ class AnyPortal:
         }
         self.row |= {"comment": comment, "problems": [], "servers": [], "end": since}
 
-    def maintenances(self, **asked: object) -> list[dict[str, object]]:
+    def maintenances(self, **filters: object) -> list[dict[str, object]]:
         return [self.row]
 
 
@@ -563,9 +567,9 @@ def test_a_portal_that_does_not_say_who_is_there_does_not_say_that_nobody_is(
     portal: Any = AnyPortal("kernel (campaign k)")
     portal.row |= more
     doors = PortalCampaign(campaign(1), portal, tmp_path, lambda: NOW, lambda: None, ZoneInfo("UTC"))
-    one = doors.look(DeployJournal())["gpu-1"].maintenance
-    assert one is not None
-    assert (one.servers, one.may_go_down) == (servers, may)
+    maintenance = doors.look(DeployJournal())["gpu-1"].maintenance
+    assert maintenance is not None
+    assert (maintenance.servers, maintenance.may_go_down) == (servers, may)
 
 
 def test_servers_that_may_go_down_are_in_the_file_and_go_to_the_portal(tmp_path: Path) -> None:

@@ -104,31 +104,31 @@ def test_without_the_key_nothing_is_moved() -> None:
 
 
 def test_servers_that_cannot_go_in_time_are_a_failure_and_say_why() -> None:
-    one = campaign(1, drain="move", drained_within="2 h")
+    definition = campaign(1, drain="move", drained_within="2 h")
     sight = seen(M.DRAINING, begun=NOW - 3 * HOUR, drain=replace(CLOSED, left=(WAITS,)))
-    row = planned(one, {"gpu-1": sight}, BEGUN)["gpu-1"]
+    row = planned(definition, {"gpu-1": sight}, BEGUN)["gpu-1"]
     assert (row.standing, row.reason) == (S.FAILED, f"not empty since 2026-12-01 05:00 UTC: {WAITS}")
     gone = replace(sight, drain=CLOSED)
-    assert planned(one, {"gpu-1": gone}, BEGUN)["gpu-1"].act is A.EMPTIED
+    assert planned(definition, {"gpu-1": gone}, BEGUN)["gpu-1"].act is A.EMPTIED
     moving = replace(sight, drain=replace(CLOSED, next=GOES, move=CampaignWork.RUNNING))
-    assert planned(one, {"gpu-1": moving}, BEGUN)["gpu-1"].standing is S.MOVING
+    assert planned(definition, {"gpu-1": moving}, BEGUN)["gpu-1"].standing is S.MOVING
 
 
 def test_one_server_moves_at_a_time_and_a_failure_stops_the_others() -> None:
-    one = campaign(4, drain="move", at_once=3)
+    definition = campaign(4, drain="move", at_once=3)
     back, begun = entry(A.RETURN, "gpu-1"), [entry(A.BEGIN, f"gpu-{number}", run="r2") for number in (2, 3, 4)]
     goes = seen(M.DRAINING, drain=replace(CLOSED, next=GOES))
     rows = planned(
-        one, dict.fromkeys(("gpu-2", "gpu-3"), goes) | {"gpu-4": seen(M.IN_WORK, drain=CLOSED)}, back, *begun
+        definition, dict.fromkeys(("gpu-2", "gpu-3"), goes) | {"gpu-4": seen(M.IN_WORK, drain=CLOSED)}, back, *begun
     )
     assert [row.act for row in rows.values()] == [None, A.DRAIN, None, A.EMPTIED]
     assert rows["gpu-3"].reason == f"waits for a server of gpu-2 to have moved; then {GOES}"
     moving = seen(M.DRAINING, drain=replace(CLOSED, next=GOES, move=CampaignWork.RUNNING))
-    rows = planned(one, {"gpu-2": goes, "gpu-3": moving}, back, *begun)
+    rows = planned(definition, {"gpu-2": goes, "gpu-3": moving}, back, *begun)
     assert [row.act for row in rows.values()][:3] == [None, None, None]
     bad = entry(A.DRAIN, "gpu-4", Happening.FAILED, "r2", "in ERROR")
     sights = {"gpu-2": goes, "gpu-3": moving, "gpu-4": goes}
-    rows = planned(one, sights, back, *begun, bad)
+    rows = planned(definition, sights, back, *begun, bad)
     assert not [row for row in rows.values() if row.act]
     assert rows["gpu-2"].reason == "it is not emptied further: stopped after gpu-4 failed"
     assert not CampaignPlan(tuple(rows.values()), "stopped").over, "the server on its way is waited for"
@@ -226,29 +226,29 @@ def test_no_host_beyond_the_limit_is_drained_and_none_after_a_failure(
     hosts: int, at_once: int, servers: list[int], fates: list[list[str]], kills: list[int]
 ) -> None:
     """The assertions are in the model; this one has it killed and fail anywhere, until all hosts are back."""
-    one = campaign(hosts, at_once=at_once, drain="move")
+    definition = campaign(hosts, at_once=at_once, drain="move")
     model = Emptied(
-        one,
+        definition,
         {f"gpu-{n}": list(fate) for n, fate in enumerate(fates, 1)},
-        servers=dict(zip(one.hosts, servers, strict=False)),
+        servers=dict(zip(definition.hosts, servers, strict=False)),
     )
     for number, kill in enumerate([*kills, *[-1] * 20]):
         model.kill_in = kill
         try:
-            found = model.go(f"r{number}")
+            plan = model.go(f"r{number}")
         except Killed:
             continue
         finally:
-            no_begin_too_early(model, one.first)
-        if not found.left:
+            no_begin_too_early(model, definition.first)
+        if not plan.left:
             break
-        assert found.failed
+        assert plan.failed
         assert not model.mine or model.end is not None, "what is on its way was waited for"
         model.kill_in = -1
         model.wait()  # somebody looks after it
     else:
         pytest.fail("it never ends")
-    assert sorted(host for host, how in model.worked if how == "good") == sorted(one.hosts), "each once"
+    assert sorted(host for host, how in model.worked if how == "good") == sorted(definition.hosts), "each once"
     assert not model.closed
     assert not any(model.servers.values())
 
@@ -297,19 +297,19 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> LoadedSite:
     return site(tmp_path_factory.mktemp("three"), DOCUMENT, HOSTS)
 
 
-def mover_on(nova: Nova, three: LoadedSite, said: list[str]) -> HostMover:
+def mover_on(nova: Nova, three: LoadedSite, messages: list[str]) -> HostMover:
     servers = {name: guest(three, "cpu", id=name, name=name) for name in nova.where}
 
     def read(now: datetime) -> MovesFacts:
-        here: list[GuestServer] = [servers[name] for name, host in nova.where.items() if host == SOURCE]
-        return facts(three, *here)
+        guests: list[GuestServer] = [servers[name] for name, host in nova.where.items() if host == SOURCE]
+        return facts(three, *guests)
 
-    return HostMover(nova, read, MoveRules(), said.append, Pace(poll=0), lambda: NOON)  # type: ignore[arg-type]
+    return HostMover(nova, read, MoveRules(), messages.append, Pace(poll=0), lambda: NOON)  # type: ignore[arg-type]
 
 
 def test_a_step_is_one_server_and_a_run_is_all(three: LoadedSite) -> None:
-    nova, said = Nova("a", "b", "c"), list[str]()
-    mover = mover_on(nova, three, said)
+    nova, messages = Nova("a", "b", "c"), list[str]()
+    mover = mover_on(nova, three, messages)
     assert len(mover.step(SOURCE).acts) == 3
     assert list(nova.where.values()).count(SOURCE) == 2
     tag = nova.service["disabled_reason"]
@@ -317,7 +317,7 @@ def test_a_step_is_one_server_and_a_run_is_all(three: LoadedSite) -> None:
     assert not mover.run(SOURCE).verdicts
     assert SOURCE not in nova.where.values()
     assert nova.service["disabled_reason"] == tag
-    assert said[-1] == "c: ACTIVE on mid"
+    assert messages[-1] == "c: ACTIVE on mid"
     assert not mover.step(SOURCE).acts
 
 
@@ -329,20 +329,20 @@ def ended(drains: CampaignDrains) -> None:
 
 def test_a_host_is_closed_emptied_and_opened(three: LoadedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     nova: Any = Nova("a", "b")
-    said: list[str] = []
-    mover = mover_on(nova, three, said)
+    messages: list[str] = []
+    mover = mover_on(nova, three, messages)
     monkeypatch.setattr(
         drains_module, "give_back", lambda *given, **more: nova.request("PUT", "", "", {"status": "enabled"})
     )
     drains = CampaignDrains(
-        nova, lambda host: mover, lambda host: frozenset(), lambda host, text: said.append(f"{host}: {text}")
+        nova, lambda host: mover, lambda host: frozenset(), lambda host, text: messages.append(f"{host}: {text}")
     )
     first = drains.look(SOURCE)
     assert (first.closed, first.left, first.move) == (False, (), CampaignWork.NONE)
     assert first.next.startswith("a: migrate to mid: mid has room for its flavor cpu")
     assert drains.foresee(SOURCE)[1].startswith("server b: migrate to mid: ")
     drains.close(SOURCE)
-    assert "closed for new servers (gpuyard: drain since" in said[-1]
+    assert "closed for new servers (gpuyard: drain since" in messages[-1]
     for _ in range(2):
         assert drains.look(SOURCE).closed
         drains.drain(SOURCE)
@@ -371,7 +371,7 @@ class Scripted:
 
 
 def scripted(mover: Any, clock: Callable[[], float] = time.monotonic) -> CampaignDrains:
-    return CampaignDrains(Nova(), lambda host: mover, lambda host: frozenset(), lambda *said: None, clock)  # type: ignore[arg-type]
+    return CampaignDrains(Nova(), lambda host: mover, lambda host: frozenset(), lambda *words: None, clock)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -392,16 +392,16 @@ def test_a_server_that_does_not_arrive_is_a_failure_and_a_cloud_that_is_away_is_
     drains = scripted(Scripted(step, MoveWay.MIGRATE))
     drains.drain(SOURCE)
     ended(drains)
-    seen = drains.look(SOURCE)
-    assert (seen.move, seen.failed, seen.next) == (move, failed, "train: migrate: because")
+    drain = drains.look(SOURCE)
+    assert (drain.move, drain.failed, drain.next) == (move, failed, "train: migrate: because")
 
 
 def test_servers_that_wait_are_looked_at_anew_after_a_while() -> None:
     now = [100.0]
     mover = Scripted(lambda: MovePlan(SOURCE, Purpose.DRAIN, ()), MoveWay.WAIT, MoveWay.FOLLOW)
     drains = scripted(mover, lambda: now[0])
-    seen = drains.look(SOURCE)
-    assert (seen.next, seen.left) == ("train: follow: because", ("train: wait: because", "train: follow: because"))
+    drain = drains.look(SOURCE)
+    assert (drain.next, drain.left) == ("train: follow: because", ("train: wait: because", "train: follow: because"))
     drains.look(SOURCE)
     assert mover.plans == 1
     now[0] += LOOK_AGAIN + 1

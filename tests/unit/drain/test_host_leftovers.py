@@ -68,14 +68,14 @@ def facts(
     ],
 )
 def test_what_is_left(seen: LeftoverFacts, code: str | None, cleans: bool) -> None:
-    found = [leftover for leftover in find_leftovers(seen) if leftover.code not in BESIDE]
-    assert [one.code for one in found] == ([code] if code else [])
-    steps = steps_of(found)
+    leftovers = [leftover for leftover in find_leftovers(seen) if leftover.code not in BESIDE]
+    assert [leftover.code for leftover in leftovers] == ([code] if code else [])
+    steps = steps_of(leftovers)
     assert bool(steps) is cleans
     for step in steps:
         assert step == TakeAway(seen.consumers[0].id, HERE, tuple(sorted(HAS)))
-    assert all(one.reason and one.remedy for one in found)
-    assert keeps_closed(found) == found
+    assert all(leftover.reason and leftover.remedy for leftover in leftovers)
+    assert keeps_closed(leftovers) == leftovers
 
 
 TWICE = {**HAS, f"{HERE}_0000:41:00.0": {"CUSTOM_GPU_T4": 1}, f"{HERE}_pci_0000_81_00_0": {"VGPU": 1}}
@@ -96,11 +96,11 @@ TWICE = {**HAS, f"{HERE}_0000:41:00.0": {"CUSTOM_GPU_T4": 1}, f"{HERE}_pci_0000_
 )
 def test_devices_that_are_counted_twice_for_a_server_where_it_is(seen: LeftoverFacts, cleans: bool | None) -> None:
     """A share of a card that makes vGPUs is none of them: nova-compute would not write it back."""
-    found = [leftover for leftover in find_leftovers(seen) if leftover.code not in BESIDE]
-    assert [one.code for one in found] == ([] if cleans is None else ["counted-twice"])
+    leftovers = [leftover for leftover in find_leftovers(seen) if leftover.code not in BESIDE]
+    assert [leftover.code for leftover in leftovers] == ([] if cleans is None else ["counted-twice"])
     devices = (f"{HERE}_0000:3B:00.0", f"{HERE}_0000:41:00.0")
-    assert steps_of(found) == ([Recount("s-1", HERE, devices, 1)] if cleans else [])
-    assert not keeps_closed(found)
+    assert steps_of(leftovers) == ([Recount("s-1", HERE, devices, 1)] if cleans else [])
+    assert not keeps_closed(leftovers)
 
 
 def test_what_only_nova_compute_removes_is_said_and_keeps_nothing_closed() -> None:
@@ -135,8 +135,8 @@ def test_nothing_is_taken_from_a_server_that_is_here_or_on_its_way(
 ) -> None:
     who = Consumer("s-1", HAS, status, "train", "", host)
     consumer = Consumer("m-1", HAS) if as_migration else who
-    seen = facts(consumer, move(moving, kind), mover=who if status else None, service=service)
-    if steps_of(find_leftovers(seen)):
+    leftover_facts = facts(consumer, move(moving, kind), mover=who if status else None, service=service)
+    if steps_of(find_leftovers(leftover_facts)):
         assert not who.busy
         assert who.status != "ERROR"
         if not as_migration:

@@ -55,11 +55,11 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> LoadedSite:
 
 
 def guest(loaded: LoadedSite, flavor: str, number: int = 1, **more: Any) -> GuestServer:
-    found = next(one for one in room_of(loaded).flavors if one.name == flavor)
-    gpus = len(request_of(found, room_of(loaded).aliases).devices)
+    nova_flavor = next(candidate for candidate in room_of(loaded).flavors if candidate.name == flavor)
+    gpus = len(request_of(nova_flavor, room_of(loaded).aliases).devices)
     mine = [gpu.provider_name for gpu in loaded.compiled.gpus if gpu.host == SOURCE]
     server = GuestServer(
-        f"id-{number}", f"vm-{number}", "ACTIVE", "", "p-demo", "demo", "ada", found,
+        f"id-{number}", f"vm-{number}", "ACTIVE", "", "p-demo", "demo", "ada", nova_flavor,
         tuple(mine[number % len(mine) :][:gpus]),
     )  # fmt: skip
     return replace(server, **more)
@@ -85,13 +85,13 @@ def facts(loaded: LoadedSite, *servers: GuestServer, **more: Any) -> MovesFacts:
     room = more.pop("room", None) or lone(loaded)
     up = HostService(SOURCE, True, True)
     not_live = {server.id: "no variant driver" for server in servers}
-    found = MovesFacts(NOON, SOURCE, up, servers, (), room, free_of(room), (), not_live)
-    return replace(found, **more)
+    moves_facts = MovesFacts(NOON, SOURCE, up, servers, (), room, free_of(room), (), not_live)
+    return replace(moves_facts, **more)
 
 
 def only(plan: MovePlan) -> MoveVerdict:
-    (found,) = plan.verdicts
-    return found
+    (verdict,) = plan.verdicts
+    return verdict
 
 
 def gpus_of(loaded: LoadedSite, *hosts: str) -> list[str]:
@@ -100,8 +100,8 @@ def gpus_of(loaded: LoadedSite, *hosts: str) -> list[str]:
 
 def kept(gpus: list[str], start: timedelta, hours: float = 2, **more: Any) -> KeptTime:
     begin = NOON + start
-    one = KeptTime("b-1", BookingKind.BOOKING, frozenset(gpus), begin, begin + hours * HOUR, "bob (art)")
-    return replace(one, **more)
+    kept_time = KeptTime("b-1", BookingKind.BOOKING, frozenset(gpus), begin, begin + hours * HOUR, "bob (art)")
+    return replace(kept_time, **more)
 
 
 @settings(max_examples=15, deadline=None)
@@ -133,17 +133,19 @@ def test_no_gpu_is_promised_twice_and_none_that_is_kept(
     promised = Counter(gpu for verdict in plan.verdicts for gpu in verdict.gpus)
     assert all(number == 1 for number in promised.values())
     assert promised.keys() <= free - soon - set(gpus_of(three, SOURCE))
-    for one in plan.verdicts:
-        assert one.target != SOURCE
-        assert bool(one.target) == (one.way in (MoveWay.MIGRATE, MoveWay.LIVE, MoveWay.EVACUATE, MoveWay.CONFIRM))
-        assert (one.way in ACTS) == (one in plan.acts)
-        if one.target and one.way is not MoveWay.CONFIRM:
-            assert len(one.gpus) == len(request_of(one.server.flavor, room.aliases).devices)
+    for verdict in plan.verdicts:
+        assert verdict.target != SOURCE
+        assert bool(verdict.target) == (
+            verdict.way in (MoveWay.MIGRATE, MoveWay.LIVE, MoveWay.EVACUATE, MoveWay.CONFIRM)
+        )
+        assert (verdict.way in ACTS) == (verdict in plan.acts)
+        if verdict.target and verdict.way is not MoveWay.CONFIRM:
+            assert len(verdict.gpus) == len(request_of(verdict.server.flavor, room.aliases).devices)
     # What is promised together fits together.
-    for one in plan.verdicts:
-        if one.target and one.way is not MoveWay.CONFIRM:
+    for verdict in plan.verdicts:
+        if verdict.target and verdict.way is not MoveWay.CONFIRM:
             room_after = taken(
-                room, one.target, replace(request_of(one.server.flavor, room.aliases), devices=()), chance
+                room, verdict.target, replace(request_of(verdict.server.flavor, room.aliases), devices=()), chance
             )
             assert room_after is not None
             room = room_after
@@ -151,18 +153,18 @@ def test_no_gpu_is_promised_twice_and_none_that_is_kept(
 
 def test_a_server_goes_where_nobody_has_booked(three: LoadedSite) -> None:
     booked = kept(gpus_of(three, "mid"), 3 * HOUR)
-    one = only(plan_moves(facts(three, guest(three, "one"), kept=(booked,)), MoveRules()))
-    assert (one.way, one.target) == (MoveWay.MIGRATE, "right")
-    assert one.others == (("mid", f"the GPUs that are free there are {booked}"),)
-    assert "booked from Mon 2026-11-23 15:00 UTC to Mon 2026-11-23 17:00 UTC: bob (art)" in one.others[0][1]
-    assert any("programs that run" in loss for loss in one.losses)
-    assert one.not_live == "no variant driver"
+    verdict = only(plan_moves(facts(three, guest(three, "one"), kept=(booked,)), MoveRules()))
+    assert (verdict.way, verdict.target) == (MoveWay.MIGRATE, "right")
+    assert verdict.others == (("mid", f"the GPUs that are free there are {booked}"),)
+    assert "booked from Mon 2026-11-23 15:00 UTC to Mon 2026-11-23 17:00 UTC: bob (art)" in verdict.others[0][1]
+    assert any("programs that run" in loss for loss in verdict.losses)
+    assert verdict.not_live == "no variant driver"
 
 
 def test_where_some_are_booked_the_host_comes_after_those_where_none_is(three: LoadedSite) -> None:
     booked = kept([gpu.provider_name for gpu in lone(three).gpus if gpu.host == "mid"][:1], 3 * HOUR)
-    one = only(plan_moves(facts(three, guest(three, "one"), kept=(booked,)), MoveRules()))
-    assert one.target == "right"
+    verdict = only(plan_moves(facts(three, guest(three, "one"), kept=(booked,)), MoveRules()))
+    assert verdict.target == "right"
 
 
 def test_a_booking_far_ahead_is_not_in_the_way(three: LoadedSite) -> None:
@@ -205,8 +207,8 @@ def test_a_host_with_a_gpu_that_is_kept_back_is_no_target(three: LoadedSite, sta
     room = without(lone(three), *gpus_of(three, "right"))
     (held, *_) = (gpu for gpu in room.gpus if gpu.host == "mid")
     statuses = {**free_of(room), held.provider_name: GpuStatus(held, state, "fan is loud")}
-    known = facts(three, guest(three, "one"), room=without(room, held.provider_name), statuses=statuses)
-    waits = only(plan_moves(known, MoveRules()))
+    moves_facts = facts(three, guest(three, "one"), room=without(room, held.provider_name), statuses=statuses)
+    waits = only(plan_moves(moves_facts, MoveRules()))
     assert waits.way is MoveWay.WAIT
     assert ("mid", f"Nova chooses the GPU itself, and may take {held.address}: {state.value}, fan is loud") in (
         waits.others
@@ -266,22 +268,22 @@ def test_what_finds_no_room_is_shelved_only_when_that_is_wanted(three: LoadedSit
     ],
 )
 def test_half_known_states(three: LoadedSite, change: dict[str, Any], way: MoveWay, words: str) -> None:
-    one = only(plan_moves(facts(three, guest(three, "one", **change)), MoveRules()))
-    assert one.way is way
-    assert words in one.reason
+    verdict = only(plan_moves(facts(three, guest(three, "one", **change)), MoveRules()))
+    assert verdict.way is way
+    assert words in verdict.reason
 
 
 @pytest.mark.parametrize("from_volume", [False, True])
 def test_a_shelved_server_keeps_its_local_disks_unless_somebody_says_so(three: LoadedSite, from_volume: bool) -> None:
     """Nova's shelveOffload destroys the guest with all local disks (nova 34.0.0, compute/manager.py,
     `_shelve_offload_instance`); the image of a shelved server has its root disk alone."""
-    one = guest(three, "one", status="SHELVED", from_volume=from_volume)
-    one = replace(one, flavor=replace(one.flavor, ephemeral=600, swap=1024))
+    server = guest(three, "one", status="SHELVED", from_volume=from_volume)
+    server = replace(server, flavor=replace(server.flavor, ephemeral=600, swap=1024))
     lost = ("its ephemeral disk of 600 GiB is lost", "its swap of 1024 MiB is lost")
-    stays = only(plan_moves(facts(three, one), MoveRules()))
+    stays = only(plan_moves(facts(three, server), MoveRules()))
     assert stays.way is MoveWay.STAY
     assert stays.reason.endswith(f"--shelve offloads it, after which {lost[0]}; {lost[1]}")
-    goes = only(plan_moves(facts(three, one), MoveRules(shelve=True)))
+    goes = only(plan_moves(facts(three, server), MoveRules(shelve=True)))
     assert goes.way is MoveWay.SHELVE
     assert set(lost) < set(goes.losses)
     assert any("image" in loss for loss in goes.losses) is not from_volume
@@ -308,16 +310,16 @@ def test_only_our_own_migrations_are_confirmed(
     three: LoadedSite, move: MigrationSeen, since: datetime | None, way: MoveWay, words: str
 ) -> None:
     server = guest(three, "one", status="VERIFY_RESIZE")
-    one = only(plan_moves(facts(three, server, migrations=(move,)), MoveRules(since=since)))
-    assert one.way is way
-    assert words in one.reason
+    verdict = only(plan_moves(facts(three, server, migrations=(move,)), MoveRules(since=since)))
+    assert verdict.way is way
+    assert words in verdict.reason
 
 
 def test_a_dead_host_is_left_without_local_disks(three: LoadedSite) -> None:
     rules = MoveRules(Purpose.EVACUATE)
-    one = only(plan_moves(facts(three, guest(three, "one")), rules))
-    assert one.way is MoveWay.EVACUATE
-    assert any("20 GiB is lost, unless the hosts share storage" in loss for loss in one.losses)
+    verdict = only(plan_moves(facts(three, guest(three, "one")), rules))
+    assert verdict.way is MoveWay.EVACUATE
+    assert any("20 GiB is lost, unless the hosts share storage" in loss for loss in verdict.losses)
     volume = only(plan_moves(facts(three, guest(three, "one", from_volume=True)), rules))
     assert not any("is lost, unless" in loss for loss in volume.losses)
     stuck = only(plan_moves(facts(three, guest(three, "one", task="powering-off")), rules))
@@ -360,10 +362,12 @@ def test_what_keeps_a_server_from_moving_while_it_runs(
     loaded = site(tmp_path, document, HOSTS)
     (flavor,) = [flavor for flavor in loaded.compiled.flavors if flavor.name == "one"]
     (gpu, *_) = [gpu for gpu in loaded.compiled.gpus if gpu.host == SOURCE]
-    seen = loaded.inventories[SOURCE]
-    seen = replace(seen, functions=tuple(replace(function, driver=driver) for function in seen.functions))
-    unmanaged = {name for name, one in loaded.site.pools.items() if one.managed is False}
-    why = why_not_live(flavor.extra_specs, [gpu], site_aliases(loaded.compiled), unmanaged, seen)
+    inventory = loaded.inventories[SOURCE]
+    inventory = replace(
+        inventory, functions=tuple(replace(function, driver=driver) for function in inventory.functions)
+    )
+    unmanaged = {name for name, site_pool in loaded.site.pools.items() if site_pool.managed is False}
+    why = why_not_live(flavor.extra_specs, [gpu], site_aliases(loaded.compiled), unmanaged, inventory)
     assert words in why
     assert bool(why) == bool(words)
 
@@ -401,14 +405,14 @@ def test_bookings_of_the_ledger_and_of_the_portal_say_the_same() -> None:
 
 def test_what_people_read(three: LoadedSite) -> None:
     booked = kept(gpus_of(three, "mid"), 3 * HOUR)
-    one = only(plan_moves(facts(three, guest(three, "one", from_volume=True), kept=(booked,)), MoveRules()))
-    said = list(lines(one))
-    assert said[0] == "vm-1 (id-1), ACTIVE, one, 1 GPU, of ada (demo)"
-    assert said[1] == "  migrate to right: right has 1 such GPU and room for its flavor one"
-    assert "    not live: no variant driver" in said
-    assert said[-1].startswith("    not mid: the GPUs that are free there are booked from")
-    assert not any("GiB of disk are copied" in line for line in said), "its disk is a volume"
-    assert {"id", "way", "target", "losses", "others"} <= one.as_dict().keys()
+    verdict = only(plan_moves(facts(three, guest(three, "one", from_volume=True), kept=(booked,)), MoveRules()))
+    output = list(lines(verdict))
+    assert output[0] == "vm-1 (id-1), ACTIVE, one, 1 GPU, of ada (demo)"
+    assert output[1] == "  migrate to right: right has 1 such GPU and room for its flavor one"
+    assert "    not live: no variant driver" in output
+    assert output[-1].startswith("    not mid: the GPUs that are free there are booked from")
+    assert not any("GiB of disk are copied" in line for line in output), "its disk is a volume"
+    assert {"id", "way", "target", "losses", "others"} <= verdict.as_dict().keys()
 
 
 def test_a_server_is_ours_in_our_own_project_only(tmp_path: Path) -> None:

@@ -31,12 +31,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
-    found = open_ledger(tmp_path, {}, RealClock())
-    with served(found, (ADA, ROOT)) as url:
+    portal_ledger = open_ledger(tmp_path, {}, RealClock())
+    with served(portal_ledger, (ADA, ROOT)) as url:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, (ADA, ROOT))))
         monkeypatch.delenv("GPUYARD_URL", raising=False)
-        yield found
-    found.close()
+        yield portal_ledger
+    portal_ledger.close()
 
 
 def test_bookings_and_holds_come_from_the_portal(ledger: Ledger) -> None:
@@ -47,16 +47,16 @@ def test_bookings_and_holds_come_from_the_portal(ledger: Ledger) -> None:
     lane = next(lane for lane in ledger.lanes() if lane.pool == "t4" and lane.id not in _taken(ledger))
     ledger.hold([lane.name], start, start + timedelta(hours=1), ROOT, "fan is loud")
     ledger.cancel(gone.id, ADA)
-    kept, _ = keepings_of_portal(ROOT.user, "", blind=False)
+    kept_times, _ = keepings_of_portal(ROOT.user, "", blind=False)
     expected = kept_of(ledger.find(Query()), ledger.lanes())
-    assert kept is not None
-    assert len(kept) == 2
-    assert {one.id: one for one in kept} == {one.id: one for one in expected}
-    assert {one.fixed for one in kept} == {True, False}
+    assert kept_times is not None
+    assert len(kept_times) == 2
+    assert {kept_time.id: kept_time for kept_time in kept_times} == {kept_time.id: kept_time for kept_time in expected}
+    assert {kept_time.fixed for kept_time in kept_times} == {True, False}
 
 
 def _taken(ledger: Ledger) -> set[int]:
-    return {lane for one in ledger.find(Query()) for lane in one.lanes}
+    return {lane for booking in ledger.find(Query()) for lane in booking.lanes}
 
 
 def test_without_a_portal_nothing_is_known(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,5 +98,5 @@ def test_nothing_of_a_server_steers_a_terminal(
     monkeypatch.setattr(main, "app", fail)
     with pytest.raises(SystemExit):
         main.run()
-    said = capsys.readouterr().err
-    assert said.splitlines() == ["gpuyard: gpu-1 is not empty:", "  a\\x1b[2J: stay: no\\x1b[2J"]
+    output = capsys.readouterr().err
+    assert output.splitlines() == ["gpuyard: gpu-1 is not empty:", "  a\\x1b[2J: stay: no\\x1b[2J"]

@@ -29,14 +29,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path, library: Path) -> Iterator[Guest]:
-    with guest(tmp_path, library) as one:
-        yield one
+    with guest(tmp_path, library) as guest_server:
+        yield guest_server
 
 
 def test_does_nothing_until_it_is_asked_and_enrols_once(server: Guest) -> None:
     server.start()
     server.until(lambda: len(server.asked("/openstack/latest/meta_data.json")) >= 3)
-    assert {one.path for one in server.http.asked} == {"/openstack/latest/meta_data.json"}
+    assert {request.path for request in server.http.asked} == {"/openstack/latest/meta_data.json"}
     server.ask()
     report = server.until_report(lambda told: True)
     (enrolled,) = server.asked("/v1/agents/enrol")
@@ -50,9 +50,9 @@ def test_does_nothing_until_it_is_asked_and_enrols_once(server: Guest) -> None:
     (token,) = (server.folder / "state").iterdir()
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     # Started anew it goes on with what it has, whether the word in the metadata has changed by then or not.
-    said = server.stop()
-    assert TOKEN not in said
-    assert CODE not in said
+    output = server.stop()
+    assert TOKEN not in output
+    assert CODE not in output
     last = server.reports()[-1]["samples"][-1][0]
     for word in (server.meta["gpuyard_agent"], "on: see there"):
         server.meta["gpuyard_agent"] = word
@@ -63,8 +63,8 @@ def test_does_nothing_until_it_is_asked_and_enrols_once(server: Guest) -> None:
     assert len(server.asked("/v1/agents/enrol")) == 1
 
 
-def is_later(last: int, told: Any) -> bool:
-    return bool(told["samples"][0][0] > last)
+def is_later(last: int, report: Any) -> bool:
+    return bool(report["samples"][0][0] > last)
 
 
 def test_stops_when_its_metadata_says_off_and_when_its_token_is_void(server: Guest) -> None:
@@ -109,16 +109,16 @@ def test_tells_at_once_what_goes_wrong(tmp_path: Path, library: Path) -> None:
         assert [row[4] for row in first["samples"][-1][1]] == [0, 1]
 
         server.nvml(gpu(0), gpu(1, ecc=2, failed=1))
-        told = server.until_report(lambda told: told["samples"][-1][1][1][4] == 2)
-        assert told["samples"][-1][1][1][5] == 2
+        report = server.until_report(lambda told: told["samples"][-1][1][1][4] == 2)
+        assert report["samples"][-1][1][1][5] == 2
 
         server.say(XID.format(number=7, bus=6, code=79), "14,8,0,-;NVRM: Xid (PCI:0000:06:00): 48, a program says so")
         server.nvml(gpu(0), gpu(1, "lost"))
-        told = server.until_report(lambda told: "xids" in told)
-        assert told["xids"] == [[7, UUID.format(1), 79, None]]
-        assert told["cards"] == [UUID.format(0), UUID.format(1)]
-        assert told["samples"][-1][1][1] is None
-        assert told["samples"][-1][1][0] == [87, 50, 61, 300, 0, 0, 0, 0]
+        report = server.until_report(lambda told: "xids" in told)
+        assert report["xids"] == [[7, UUID.format(1), 79, None]]
+        assert report["cards"] == [UUID.format(0), UUID.format(1)]
+        assert report["samples"][-1][1][1] is None
+        assert report["samples"][-1][1][0] == [87, 50, 61, 300, 0, 0, 0, 0]
 
         server.on_bus(1)
         assert server.until_report(lambda told: told["seen"] == 1)["cards"][1] == UUID.format(1)
@@ -159,11 +159,11 @@ def test_knows_little_where_there_is_little(server: Guest, state: str) -> None:
         server.nvml(gpu(0), gpu(1, f"{state} 55"))
     server.ask()
     server.start()
-    told = server.until_report(lambda told: True)
+    report = server.until_report(lambda told: True)
     rows: dict[str, list[Any]] = {"none": [], "no library": [], "handleless": [[87, 50, 61, 300, 0, 0, 0, 0]]}
     rows["old"] = [*rows["handleless"], [None, None, 55, *[None] * 5]]
-    assert told["samples"][-1][1] == rows[state]
-    assert told["seen"] == 1
+    assert report["samples"][-1][1] == rows[state]
+    assert report["seen"] == 1
 
 
 def test_a_driver_that_is_loaded_later_is_found(server: Guest) -> None:
@@ -184,13 +184,16 @@ def test_what_nvidia_smi_says_is_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     now = [0.0]
     smi_now = Smi(lambda: now[0])
-    seen = smi_now.seen()
-    assert seen is not None
-    assert seen.driver == "580.95.05"
-    assert [card.row for card in seen.cards] == [[87, 50, 61, 301, 3, None, 0x48, None], [None, None, 41, *[None] * 5]]
-    assert [card.address for card in seen.cards] == ["00000000:05:00.0", "00000000:06:00.0"]
+    observed = smi_now.seen()
+    assert observed is not None
+    assert observed.driver == "580.95.05"
+    assert [card.row for card in observed.cards] == [
+        [87, 50, 61, 301, 3, None, 0x48, None],
+        [None, None, 41, *[None] * 5],
+    ]
+    assert [card.address for card in observed.cards] == ["00000000:05:00.0", "00000000:06:00.0"]
     now[0] = 59.0
-    assert smi_now.seen() is seen
+    assert smi_now.seen() is observed
     now[0] = 60.0
     smi_now.seen()
     assert (tmp_path / "asked").read_text().count("asked") == 2
@@ -270,8 +273,8 @@ def test_a_cause_is_not_pushed_out_by_what_follows_from_it(server: Guest) -> Non
     server.say(XID.format(number=1, bus=5, code=79), *(XID.format(number=n, bus=5, code=45) for n in range(2, 900)))
     server.ask()
     server.start()
-    told = server.until_report(lambda told: "xids" in told)
-    assert told["xids"] == [[1, UUID.format(0), 79, None], [899, UUID.format(0), 45, None]]
+    report = server.until_report(lambda told: "xids" in told)
+    assert report["xids"] == [[1, UUID.format(0), 79, None], [899, UUID.format(0), 45, None]]
 
 
 def test_an_xid_that_waits_stays_with_its_gpu(server: Guest) -> None:
@@ -285,12 +288,12 @@ def test_an_xid_that_waits_stays_with_its_gpu(server: Guest) -> None:
     server.say(XID.format(number=7, bus=5, code=79))
     server.until_report(lambda told: "xids" in told)
     server.nvml(gpu(0, "lost"), gpu(1))
-    told = server.until_report(lambda told: None in told["samples"][-1][1])
-    assert told["cards"] == [UUID.format(1), UUID.format(0)]
+    report = server.until_report(lambda told: None in told["samples"][-1][1])
+    assert report["cards"] == [UUID.format(1), UUID.format(0)]
     server.nvml(driver="none")
-    told = server.until_report(lambda told: told["cards"] == [])
-    assert told["xids"] == [[7, UUID.format(0), 79, None]]
-    assert report_of(json.dumps(told).encode()).xids == (Xid(7, UUID.format(0), 79),)
+    report = server.until_report(lambda told: told["cards"] == [])
+    assert report["xids"] == [[7, UUID.format(0), 79, None]]
+    assert report_of(json.dumps(report).encode()).xids == (Xid(7, UUID.format(0), 79),)
 
 
 @pytest.mark.parametrize("how", ["hangs", "crashes"])
@@ -301,10 +304,10 @@ def test_a_driver_that_hangs_silences_neither_the_log_nor_the_agent(server: Gues
     server.until_report(lambda told: told["cards"] == [UUID.format(0)] and "stuck" not in told)
     server.nvml(gpu(0), driver=how)
     server.say(XID.format(number=3, bus=5, code=119))
-    told = server.until_report(lambda told: "stuck" in told and "xids" in told)
-    assert (told["cards"], told["samples"][-1][1]) == ([UUID.format(0)], [None])
-    assert told["xids"] == [[3, UUID.format(0), 119, None]]
-    assert report_of(json.dumps(told).encode()).stuck
+    report = server.until_report(lambda told: "stuck" in told and "xids" in told)
+    assert (report["cards"], report["samples"][-1][1]) == ([UUID.format(0)], [None])
+    assert report["xids"] == [[3, UUID.format(0), 119, None]]
+    assert report_of(json.dumps(report).encode()).stuck
     server.until_report(lambda told: "stuck" in told and "xids" not in told)  # it goes on
     if how == "crashes":
         server.nvml(gpu(0))

@@ -37,7 +37,8 @@ pynvml: Any = importlib.import_module("pynvml")
 )
 def test_structures_are_laid_out_as_nvidias(ours: Any, theirs: Any) -> None:
     places = [
-        [(getattr(one, name).offset, getattr(one, name).size) for name, *_ in one._fields_] for one in (ours, theirs)
+        [(getattr(structure, name).offset, getattr(structure, name).size) for name, *_ in structure._fields_]
+        for structure in (ours, theirs)
     ]
     if ours is NvmlField:  # a union of eight bytes there; the number is in its first half
         assert theirs._fields_[-1][1].uiVal.offset == 0
@@ -57,10 +58,10 @@ def test_numbers_are_nvidias() -> None:
 
 
 def test_functions_are_nvidias() -> None:
-    asked = set(re.findall(r'_call\(\s*"(nvml\w+)"', inspect.getsource(gpuyard_agent)))
-    assert "nvmlDeviceGetFieldValues" in asked
-    there = set(re.findall(r'_nvmlGetFunctionPointer\("(nvml\w+)"\)', inspect.getsource(pynvml)))
-    assert asked - there == {"nvmlInit_v2"}, "of nvml.h; the binding begins with nvmlInitWithFlags"
+    called = set(re.findall(r'_call\(\s*"(nvml\w+)"', inspect.getsource(gpuyard_agent)))
+    assert "nvmlDeviceGetFieldValues" in called
+    provided = set(re.findall(r'_nvmlGetFunctionPointer\("(nvml\w+)"\)', inspect.getsource(pynvml)))
+    assert called - provided == {"nvmlInit_v2"}, "of nvml.h; the binding begins with nvmlInitWithFlags"
 
 
 BY_PYNVML = """
@@ -95,9 +96,9 @@ def test_the_agent_reads_what_nvidias_binding_reads(tmp_path: Path) -> None:
     gpus = [gpu(0), gpu(1, use=3, ecc=7, pending=1, reasons=0x8), gpu(2, failed=1, recovery=2, temperature=90)]
     (tmp_path / "nvml").write_text("\n".join(["580.95.05", *gpus]) + "\n")
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "MOCK_NVML": str(tmp_path / "nvml")}
-    told = [
+    readings = [
         json.loads(subprocess.check_output([sys.executable, "-c", code, str(library)], env=environment, text=True))
         for code in (BY_PYNVML, BY_AGENT)
     ]
-    assert told[0] == told[1]
-    assert told[0][1][1][2] == [3, 50, 61, 300, 7, 1, 8, 0]
+    assert readings[0] == readings[1]
+    assert readings[0][1][1][2] == [3, 50, 61, 300, 7, 1, 8, 0]

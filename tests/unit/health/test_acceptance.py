@@ -73,10 +73,10 @@ def test_the_first_verdict_of_this_very_try_counts() -> None:
 @given(text=st.text(), words=st.text())
 def test_no_text_is_too_odd(text: str, words: str) -> None:
     for odd in (text, PREFIX + NONCE + " " + words, f"{PREFIX}{NONCE} ok 1 {words}"):
-        said = read_console(odd, NONCE, 1)
-        assert len(said.words) <= 300
-        assert said.words.isprintable()
-        assert said.driver.isprintable()
+        output = read_console(odd, NONCE, 1)
+        assert len(output.words) <= 300
+        assert output.words.isprintable()
+        assert output.driver.isprintable()
 
 
 def test_user_data_has_the_number_of_the_try_and_nothing_that_a_shell_would_run() -> None:
@@ -101,9 +101,9 @@ def a_try(state: TryState = TryState.WAITING, number: int = 0, **more: Any) -> T
     return Try(**values)
 
 
-def after(one: Try, minutes: float = 1, **sight: Any) -> tuple[TryState, TryState | None, str]:
-    found = judged(one, TryObservation(**{"lent": True, **sight}), 10 * MINUTE, NOON + minutes * MINUTE)
-    return found.state, found.outcome, found.cause
+def after(attempt: Try, minutes: float = 1, **sight: Any) -> tuple[TryState, TryState | None, str]:
+    result = judged(attempt, TryObservation(**{"lent": True, **sight}), 10 * MINUTE, NOON + minutes * MINUTE)
+    return result.state, result.outcome, result.cause
 
 
 def test_a_verdict_counts_only_while_its_server_has_the_gpu() -> None:
@@ -147,23 +147,23 @@ def test_a_clock_that_went_back_does_not_hold_a_try_up() -> None:
 def test_one_at_a_time_in_a_pool_and_the_canary_first() -> None:
     tries = [a_try(number=n, canary=n < 2, pool="t4" if n < 3 else "v100") for n in range(4)]
     go, skipped = next_attempts(tries, NOON)
-    assert ([one.id for one in go], skipped) == (["t0"], [])
+    assert ([attempt.id for attempt in go], skipped) == (["t0"], [])
     tries[0] = replace(tries[0], state=TryState.PASSED, outcome=TryState.PASSED)
-    assert [one.id for one in next_attempts(tries, NOON)[0]] == ["t1"]
+    assert [attempt.id for attempt in next_attempts(tries, NOON)[0]] == ["t1"]
     good = [tries[0], replace(tries[1], state=TryState.PASSED, outcome=TryState.PASSED), *tries[2:]]
-    assert [one.id for one in next_attempts(good, NOON)[0]] == ["t2", "t3"]
+    assert [attempt.id for attempt in next_attempts(good, NOON)[0]] == ["t2", "t3"]
     bad = [tries[0], replace(tries[1], state=TryState.FAILED, outcome=TryState.FAILED, cause="0xff"), *tries[2:]]
     go, skipped = next_attempts(bad, NOON)
     assert go == []
-    assert {one.cause for one in skipped} == {"not tried: h/1.0, which was tried first, failed: 0xff"}
-    assert {one.state for one in skipped} == {TryState.GIVEN_UP}
+    assert {attempt.cause for attempt in skipped} == {"not tried: h/1.0, which was tried first, failed: 0xff"}
+    assert {attempt.state for attempt in skipped} == {TryState.GIVEN_UP}
     assert first_host([("b", "1"), ("a", "1")], True) == "a"
     assert first_host([("b", "1"), ("a", "1")], False) == first_host([("a", "1"), ("a", "2")], True) == ""
 
 
 def test_one_that_waits_for_a_server_to_go_keeps_no_other_one_back() -> None:
     tries = [a_try(number=n) for n in range(3)]
-    assert [one.id for one in next_attempts(tries, NOON, {"t0"})[0]] == ["t0", "t1"]
+    assert [attempt.id for attempt in next_attempts(tries, NOON, {"t0"})[0]] == ["t0", "t1"]
     busy = [tries[0], replace(tries[1], state=TryState.LENT), tries[2]]
     assert next_attempts(busy, NOON, {"t0"})[0] == [], "its time begins when its turn has come"
 
@@ -227,8 +227,8 @@ class FakeNova:
         return not self.silent
 
     def get(self, server_id: str) -> SeenServer | None:
-        found = self.servers.get(server_id)
-        return replace(found, status=UNKNOWN) if found is not None and self.silent else found
+        server = self.servers.get(server_id)
+        return replace(server, status=UNKNOWN) if server is not None and self.silent else server
 
     def console(self, server_id: str) -> str:
         match = re.search(r"NONCE=([0-9a-f]+)", self.wishes[server_id].user_data)
@@ -314,8 +314,8 @@ class World:
         """What the loop of bookings does to loans."""
         names = {server.name for server in self.nova.servers.values()}
         for loan in self.ledger.loans.current():
-            there = {loan.id: loan.lanes} if loan.server in names and not self.nova.dies else {}
-            self.ledger.upkeep.record_claims(there, usable={loan.id: not there})
+            claims = {loan.id: loan.lanes} if loan.server in names and not self.nova.dies else {}
+            self.ledger.upkeep.record_claims(claims, usable={loan.id: not claims})
 
     def run(self, times: int = 30) -> None:
         """Until nothing is open, or so many looks."""
@@ -323,7 +323,7 @@ class World:
             self.bookings_run()
             self.controller.run()
             self.clock.forward(seconds=3)
-            if not any(one.state in OPEN for one in self.tries.open()):
+            if not any(attempt.state in OPEN for attempt in self.tries.open()):
                 return
 
     def state(self, gpu: str) -> HealthState:
@@ -332,7 +332,7 @@ class World:
     def nothing_is_left(self) -> None:
         assert self.nova.servers == {}
         assert self.ledger.loans.current() == []
-        assert not any(one.state in OPEN for one in self.tries.open())
+        assert not any(attempt.state in OPEN for attempt in self.tries.open())
 
 
 @pytest.fixture
@@ -346,18 +346,18 @@ def test_what_passes_is_fine_and_it_is_known_with_what(world: World) -> None:
     world.to_accept(LONE)
     look = '{"kernel": "6.1", "firmware": "bios 3", "qemu": "10.0"}'
     world.store.hear(HostContact("gpu-1", NOON, look))
-    asked = world.acceptance.ask([LONE], ROOT)
-    assert [attempt.gpus for attempt in asked.tries] == [("0000:a3:00.0",)]
+    acceptance = world.acceptance.ask([LONE], ROOT)
+    assert [attempt.gpus for attempt in acceptance.tries] == [("0000:a3:00.0",)]
     world.controller.run()
-    assert [one.server for one in world.ledger.loans.current()] == [asked.tries[0].name]
+    assert [loan.server for loan in world.ledger.loans.current()] == [acceptance.tries[0].name]
     world.run()
     gpu = world.service.gpu(LONE)
     assert (gpu.state, gpu.software) == (HealthState.FINE, Software("6.1", "bios 3", "10.0", "570.1"))
     assert gpu.accepted is not None
     (wish,) = world.nova.wishes.values()
     assert (wish.flavor, wish.image, wish.host) == ("small", "cuda", "gpu-1")
-    (one,) = world.acceptance.batch(asked.tries[0].batch)
-    assert (one.state, one.cause, one.driver) == (TryState.PASSED, "V100 at 05:00", "570.1")
+    (attempt,) = world.acceptance.batch(acceptance.tries[0].batch)
+    assert (attempt.state, attempt.cause, attempt.driver) == (TryState.PASSED, "V100 at 05:00", "570.1")
     events = world.store.events("gpu-1", "0000:a3:00.0")
     assert [event.cause for event in events] == [
         "a server on it found nothing wrong",
@@ -388,13 +388,13 @@ def test_what_leaves_the_site_file_holds_up_no_other(world: World, looks: int) -
     world.store.forget(world.service.gpu(LONE))
     world.gpus = [gpu for gpu in site_gpus() if f"{gpu.host}/{gpu.address}" != LONE]
     world.restart()
-    (asked,) = world.acceptance.ask([PAIR], ROOT).tries
+    (requested,) = world.acceptance.ask([PAIR], ROOT).tries
     world.run(5)
     world.says = ["begun", "ok 2 two"]
     world.run()
     assert world.state(PAIR) is HealthState.FINE
-    (one,) = [one for one in world.tries.latest("gpu-1").values() if one.id != asked.id]
-    assert (one.state, one.cause) == (TryState.GIVEN_UP, f"{LONE} has left the site file")
+    (attempt,) = [candidate for candidate in world.tries.latest("gpu-1").values() if candidate.id != requested.id]
+    assert (attempt.state, attempt.cause) == (TryState.GIVEN_UP, f"{LONE} has left the site file")
     world.nothing_is_left()
 
 
@@ -412,10 +412,10 @@ def test_what_the_cloud_is_to_blame_for_leaves_it_as_it_was(world: World) -> Non
     world.nova.refuses = ServerError("cloud has no image 'cuda'", None, ServerProblem.REFUSED)
     world.to_accept(LONE)
     for gpu, then in ((LONE, HealthState.TO_ACCEPT), (OTHER, HealthState.FINE)):
-        asked = world.acceptance.ask([gpu], ROOT)
+        acceptance = world.acceptance.ask([gpu], ROOT)
         world.run()
-        (one,) = world.acceptance.batch(asked.tries[0].batch)
-        assert (one.state, one.cause) == (TryState.GIVEN_UP, "Nova: cloud has no image 'cuda'")
+        (attempt,) = world.acceptance.batch(acceptance.tries[0].batch)
+        assert (attempt.state, attempt.cause) == (TryState.GIVEN_UP, "Nova: cloud has no image 'cuda'")
         assert world.state(gpu) is then
         assert "no image" in world.store.events("gpu-1", gpu.partition("/")[2])[0].cause
     world.nothing_is_left()
@@ -424,11 +424,11 @@ def test_what_the_cloud_is_to_blame_for_leaves_it_as_it_was(world: World) -> Non
 def test_without_its_project_nothing_is_tried_and_the_reason_is_kept(world: World) -> None:
     world.no_project = True
     world.controller.run()
-    asked = world.acceptance.ask([LONE], ROOT)
+    acceptance = world.acceptance.ask([LONE], ROOT)
     with pytest.raises(AcceptanceError, match="has no project 'accept'"):
         world.controller.run()
-    (one,) = world.acceptance.batch(asked.tries[0].batch)
-    assert (one.state, "no project 'accept'" in one.cause) == (TryState.GIVEN_UP, True)
+    (attempt,) = world.acceptance.batch(acceptance.tries[0].batch)
+    assert (attempt.state, "no project 'accept'" in attempt.cause) == (TryState.GIVEN_UP, True)
     assert world.state(LONE) is HealthState.FINE
 
 
@@ -466,7 +466,7 @@ def test_a_cell_of_nova_that_does_not_answer_says_nothing_of_the_gpu(world: Worl
         world.clock.forward(minutes=5)
     assert len(world.nova.servers) == 1
     assert world.state(LONE) is not HealthState.QUARANTINED
-    assert any(one.state in OPEN for one in world.tries.open()), "its GPU is kept back as long as nobody knows"
+    assert any(attempt.state in OPEN for attempt in world.tries.open()), "its GPU is kept back as long as nobody knows"
     world.nova.silent = False
     world.run()
     world.nothing_is_left()
@@ -498,47 +498,47 @@ def test_a_server_that_is_still_there_is_waited_for(world: World) -> None:
     waits, goes = world.acceptance.ask([LONE, OTHER], ROOT).tries
     world.run(12)
     assert world.acceptance.batch(goes.batch)[1].state is TryState.PASSED, "another one of its pool need not wait"
-    (one, _) = world.acceptance.batch(waits.batch)
-    assert told(one) == f"waiting: server vm1 has {LONE}"
+    (attempt, _) = world.acceptance.batch(waits.batch)
+    assert told(attempt) == f"waiting: server vm1 has {LONE}"
     world.see()
     world.run()
-    (one, _) = world.acceptance.batch(waits.batch)
-    assert (one.state, one.cause) == (TryState.PASSED, "V100 at 05:00")
+    (attempt, _) = world.acceptance.batch(waits.batch)
+    assert (attempt.state, attempt.cause) == (TryState.PASSED, "V100 at 05:00")
     world.nothing_is_left()
 
 
 def test_a_gpu_that_comes_back_from_a_server_is_waited_for(world: World) -> None:
-    (asked,) = world.acceptance.ask([LONE], ROOT).tries
+    (requested,) = world.acceptance.ask([LONE], ROOT).tries
     world.store.put(replace(world.service.gpu(LONE), state=HealthState.RETURNED, cause="its server is gone"))
     world.run(3)
-    (one,) = world.acceptance.batch(asked.batch)
-    assert told(one) == f"waiting: {LONE} is returned: its server is gone"
+    (attempt,) = world.acceptance.batch(requested.batch)
+    assert told(attempt) == f"waiting: {LONE} is returned: its server is gone"
     world.store.put(replace(world.service.gpu(LONE), state=HealthState.FINE, cause="nothing is known against it"))
     world.run()
-    (one,) = world.acceptance.batch(asked.batch)
-    assert one.state is TryState.PASSED
+    (attempt,) = world.acceptance.batch(requested.batch)
+    assert attempt.state is TryState.PASSED
 
 
 def test_a_server_that_does_not_go_is_waited_for_in_vain(world: World) -> None:
     world.see(a3="vm1")
-    (asked,) = world.acceptance.ask([LONE], ROOT).tries
+    (requested,) = world.acceptance.ask([LONE], ROOT).tries
     world.run(2)
     world.clock.forward(minutes=10)
     world.run(1)
-    (one,) = world.acceptance.batch(asked.batch)
-    assert (one.state, world.nova.made) == (TryState.GIVEN_UP, [])
-    assert one.cause == f"server vm1 has {LONE}, and that did not change within 10 minutes"
+    (attempt,) = world.acceptance.batch(requested.batch)
+    assert (attempt.state, world.nova.made) == (TryState.GIVEN_UP, [])
+    assert attempt.cause == f"server vm1 has {LONE}, and that did not change within 10 minutes"
     world.nothing_is_left()
 
 
 def test_who_has_booked_it_is_not_thrown_out(world: World) -> None:
     (pinned,) = world.ledger.create(ask(start=0, gpu=LONE), ADA)
     world.ledger.upkeep.advance()
-    asked = world.acceptance.ask([LONE], ROOT)
+    acceptance = world.acceptance.ask([LONE], ROOT)
     world.run()
-    (one,) = world.acceptance.batch(asked.tries[0].batch)
-    assert one.state is TryState.GIVEN_UP
-    assert pinned.id in one.cause
+    (attempt,) = world.acceptance.batch(acceptance.tries[0].batch)
+    assert attempt.state is TryState.GIVEN_UP
+    assert pinned.id in attempt.cause
     assert world.state(LONE) is HealthState.FINE
 
 
@@ -550,9 +550,11 @@ def test_what_cannot_be_asked_for(world: World) -> None:
         world.acceptance.ask([], ROOT)
     with pytest.raises(RefusedError, match="there is no host gpu-9"):
         world.acceptance.ask(["gpu-9"], ROOT)
-    asked = world.acceptance.ask(["v100", "gpu-2"], ROOT)
-    assert dict(asked.left_out).keys() == {LONE}
-    assert [(attempt.host, attempt.canary) for attempt in asked.tries] == [("gpu-1", True)] * 3 + [("gpu-2", False)]
+    acceptance = world.acceptance.ask(["v100", "gpu-2"], ROOT)
+    assert dict(acceptance.left_out).keys() == {LONE}
+    assert [(attempt.host, attempt.canary) for attempt in acceptance.tries] == [("gpu-1", True)] * 3 + [
+        ("gpu-2", False)
+    ]
     with pytest.raises(BlockedError, match="is being accepted already"):
         world.acceptance.ask([PAIR], ROOT)
 
@@ -627,14 +629,14 @@ def test_what_gpus_show_comes_home_and_of_several_the_worst() -> None:
         f"fact link-width {'9' * 5000}",
         f"fact {'link-' * 5000} 1",
     )
-    said = read_console(console(*lines, *nonsense, "ok 2 V100", "fact link-width 1"), NONCE, 2)
-    assert (said.verdict, said.facts) == (GuestVerdict.OK, {"link-width": 8, "ecc-corrected": 7})
+    output = read_console(console(*lines, *nonsense, "ok 2 V100", "fact link-width 1"), NONCE, 2)
+    assert (output.verdict, output.facts) == (GuestVerdict.OK, {"link-width": 8, "ecc-corrected": 7})
 
 
 def test_what_both_ends_of_a_link_can_comes_home() -> None:
     lines = ("fact link-width 16 of 16", "fact link-width 4 of 8", "fact link-width 8 of 16", "fact link-speed 9 of 8")
-    said = read_console(console("begun", *lines, "fact ecc-corrected 1 of 2", "ok 1 V100"), NONCE, 1)
-    assert said.short == {"link-width": (4, 8)}, "the worst; and more than they can is no news"
+    output = read_console(console("begun", *lines, "fact ecc-corrected 1 of 2", "ok 1 V100"), NONCE, 1)
+    assert output.short == {"link-width": (4, 8)}, "the worst; and more than they can is no news"
 
 
 def accepted(world: World, *facts: str, shown: int = 8, fresh: bool = False) -> tuple[HealthState, str]:

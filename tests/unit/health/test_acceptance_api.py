@@ -58,4 +58,4 @@ def test_what_is_asked_for_is_tried_and_told(portal: HealthPortal) -> None:
     assert "Acceptance by a server" in admin.get("/gpu?name=gpu-2/0000:18:00.0").text
     assert portal.browser(ADA).client.get("/v1/health/gpu-2/0000:18:00.0").json()["gpu"]["acceptance"] == ""
     assert 'gpuyard_gpu_acceptances{state="waiting"} 2.0' in admin.get("/metrics").text
-    assert {one.state for one in acceptance.batch(tries[0]["batch"])} == {TryState.WAITING}
+    assert {attempt.state for attempt in acceptance.batch(tries[0]["batch"])} == {TryState.WAITING}

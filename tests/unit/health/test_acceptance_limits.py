@@ -18,8 +18,8 @@ def baseline(**facts: float) -> Baseline:
 
 
 def against(*baselines: Baseline | None, **facts: float) -> str:
-    said = AcceptanceOutput(facts={name.replace("_", "-"): value for name, value in facts.items()})
-    return held_against(said, baselines, fresh=False)
+    output = AcceptanceOutput(facts={name.replace("_", "-"): value for name, value in facts.items()})
+    return held_against(output, baselines, fresh=False)
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,10 @@ class Machine:
         user_data = accept_data(NONCE, gpus, {"10de:1db4"})
         assert accept_orders(user_data).ids == {"10de:1db4"}
         document = YAML(typ="safe").load(user_data)
-        for one in document["write_files"]:
-            path = self.root / one["path"].lstrip("/")
+        for file in document["write_files"]:
+            path = self.root / file["path"].lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(one["content"])
+            path.write_text(file["content"])
         for name, text in self.tools.items():
             tool = self.root / "bin" / name
             tool.write_text(f"#!/bin/sh\n{text}\n")
@@ -77,8 +77,8 @@ def test_a_gpu_that_is_well_passes(machine: Machine) -> None:
 def test_what_is_wrong_with_it_is_said(machine: Machine) -> None:
     assert machine.accept().words == "0 of 1 GPUs (10de:1db4) are on the machine's PCI bus"
     machine.plug(config=b"\xff\xff\xff\xff")
-    said = machine.accept()
-    assert said.verdict is GuestVerdict.FAILED
+    output = machine.accept()
+    assert output.verdict is GuestVerdict.FAILED
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,16 @@ def test_what_is_wrong_with_it_is_said(machine: Machine) -> None:
 def test_what_the_bus_shows(tmp_path: Path, config: bytes, bars: str, words: str) -> None:
     machine = Machine(tmp_path)
     machine.plug(config=config, bars=bars)
-    said = machine.accept()
-    assert (said.verdict, said.words) == (GuestVerdict.FAILED, words)
+    output = machine.accept()
+    assert (output.verdict, output.words) == (GuestVerdict.FAILED, words)
 
 
 def test_an_image_without_a_driver_says_nothing_of_the_gpu(machine: Machine) -> None:
     machine.plug()
     machine.tools = {}
-    said = machine.accept()
-    assert said.verdict is GuestVerdict.UNABLE
-    assert "there is no nvidia-smi" in said.words
+    output = machine.accept()
+    assert output.verdict is GuestVerdict.UNABLE
+    assert "there is no nvidia-smi" in output.words
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_what_the_driver_and_tools_find(tmp_path: Path, tools: dict[str, str], w
     machine = Machine(tmp_path)
     machine.plug()
     machine.tools = tools
-    said = machine.accept()
-    assert (said.verdict, said.words) == (GuestVerdict.FAILED, words)
+    output = machine.accept()
+    assert (output.verdict, output.words) == (GuestVerdict.FAILED, words)
 
 
 TREES = {
@@ -198,8 +198,8 @@ def test_what_a_card_has_kept_of_its_memory_fails_it(machine: Machine, change: t
     Thresholds for Row-Remapping", "... for SRAM Failure Modes", "Error Recovery and Response Flags")."""
     machine.plug()
     machine.tools["nvidia-smi"] = described(change)
-    said = machine.accept()
-    assert (said.verdict, said.words) == (GuestVerdict.FAILED, f"00000000:00:1E.0 {words}")
+    output = machine.accept()
+    assert (output.verdict, output.words) == (GuestVerdict.FAILED, f"00000000:00:1E.0 {words}")
 
 
 LOST = "a GPU has fallen off the bus, or cannot be reached any more"
@@ -221,9 +221,9 @@ def test_a_corrupted_inforom_fails_it(machine: Machine, says: str) -> None:
     machine.plug()
     table = f"echo '| NVIDIA-SMI 515.105.01 |'; echo '{says}'"
     machine.tools["nvidia-smi"] = f"if [ $# = 0 ]; then {table}; exit 14; fi\n{described()}"
-    said = machine.accept()
+    output = machine.accept()
     words = "0000:00:1E.0 has a corrupted InfoROM" if says else "nvidia-smi ended with status 14: " + BLAMED[14]
-    assert (said.verdict, said.words) == (GuestVerdict.FAILED, words)
+    assert (output.verdict, output.words) == (GuestVerdict.FAILED, words)
 
 
 def test_a_corrupted_inforom_fails_it_where_the_exit_code_does_not_tell(machine: Machine) -> None:
@@ -269,9 +269,9 @@ def test_what_a_card_has_kept_is_said_by_value(
     """And fails none by itself: gpuyard knows what it had before. Both counts of pages change at once."""
     machine.plug()
     machine.tools["nvidia-smi"] = described(change)
-    said = machine.accept()
-    assert (said.verdict, said.words) == (GuestVerdict.OK, "Tesla V100 at 00000000:05:00.0")
-    assert said.facts == NOTHING_YET | facts
+    output = machine.accept()
+    assert (output.verdict, output.words) == (GuestVerdict.OK, "Tesla V100 at 00000000:05:00.0")
+    assert output.facts == NOTHING_YET | facts
 
 
 WORKS = "echo 'GPU 0: OK'; sleep 1"
@@ -294,10 +294,10 @@ def links(machine: Machine, *trees: tuple[str, str]) -> AcceptanceOutput:
 
 def test_the_link_is_read_while_the_card_works(machine: Machine) -> None:
     """Generation 3 is 8 GT/s (PCI Express Base Specification)."""
-    said = links(machine)
-    assert said.words == "Tesla V100 at 00000000:05:00.0; gpu_burn ran for 30 s"
-    assert (said.facts["link-width"], said.facts["link-speed"]) == (8, 8)
-    assert said.short == {"link-width": (8, 16)}
+    output = links(machine)
+    assert output.words == "Tesla V100 at 00000000:05:00.0; gpu_burn ran for 30 s"
+    assert (output.facts["link-width"], output.facts["link-speed"]) == (8, 8)
+    assert output.short == {"link-width": (8, 16)}
 
 
 @pytest.mark.parametrize("ends", [("4", "3"), ("3", "4"), ("3", "N/A")])
@@ -305,25 +305,25 @@ def test_the_lesser_of_card_and_slot_is_what_a_link_can(machine: Machine, ends: 
     """Newer drivers have both ends, as max_device_link_gen and max_host_link_gen (a100-sxm4-v12.xml beside
     the T4's)."""
     both = f"<max_device_link_gen>{ends[0]}</max_device_link_gen>\n<max_host_link_gen>{ends[1]}</max_host_link_gen>"
-    said = links(machine, ("<max_link_gen>3</max_link_gen>", f"<max_link_gen>4</max_link_gen>\n{both}"))
-    assert "link-speed" not in said.short
+    output = links(machine, ("<max_link_gen>3</max_link_gen>", f"<max_link_gen>4</max_link_gen>\n{both}"))
+    assert "link-speed" not in output.short
 
 
 def test_of_several_gpus_each_says_what_it_shows(machine: Machine) -> None:
-    said = links(
+    output = links(
         machine,
         ("<current_link_width>8x", "<current_link_width>16x"),
         ('id="00000000:00:1E.0"', 'id="00000000:00:1F.0"'),
     )
-    assert (said.facts["link-width"], said.short) == (8, {"link-width": (8, 16)})
+    assert (output.facts["link-width"], output.short) == (8, {"link-width": (8, 16)})
     said_of_links = re.findall(r"fact (link-width .*)", (machine.root / "dev/ttyS0").read_text())
     assert sorted(said_of_links) == ["link-width 16 of 16", "link-width 8 of 16"]
 
 
 def test_a_virtual_gpu_has_no_link(machine: Machine) -> None:
     """All is N/A there (tesla_p4.xml, as above)."""
-    said = links(machine, ("3</current_link_gen>", "N/A</current_link_gen>"), ("8x</cur", "N/A</cur"))
-    assert said.verdict is GuestVerdict.OK
+    output = links(machine, ("3</current_link_gen>", "N/A</current_link_gen>"), ("8x</cur", "N/A</cur"))
+    assert output.verdict is GuestVerdict.OK
 
 
 TWO = """\
@@ -357,8 +357,8 @@ SUM host_to_device_memcpy_ce 25.17
 def test_bandwidth_is_said_by_value(machine: Machine, prints: str, bandwidth: float | None) -> None:
     machine.plug()
     machine.tools["nvbandwidth"] = f"cat <<'END'\n{prints}END"
-    said = machine.accept()
-    assert (said.verdict, said.facts.get("bandwidth")) == (GuestVerdict.OK, bandwidth)
+    output = machine.accept()
+    assert (output.verdict, output.facts.get("bandwidth")) == (GuestVerdict.OK, bandwidth)
 
 
 # What the work brings.
@@ -381,8 +381,8 @@ def ends(status: int, says: str = "") -> str:
 def test_an_exit_code_that_blames_a_gpu_fails_it(machine: Machine, status: int) -> None:
     machine.plug()
     machine.tools["nvidia-smi"] = ends(status)
-    said = machine.accept()
-    assert (said.verdict, said.words) == (
+    output = machine.accept()
+    assert (output.verdict, output.words) == (
         GuestVerdict.FAILED, f"nvidia-smi -q -x ended with status {status}: {BLAMED[status]}"
     )  # fmt: skip
 
@@ -391,8 +391,8 @@ def test_a_gpu_that_is_lost_while_it_works_fails(machine: Machine) -> None:
     """nvidia-smi ends with 15 then, "The GPU has fallen off the bus or has otherwise become inaccessible" (the same
     list of return values)."""
     at_work(machine, ends(15))
-    said = machine.accept()
-    assert (said.verdict, said.words) == (
+    output = machine.accept()
+    assert (output.verdict, output.words) == (
         GuestVerdict.FAILED, f"after the work: nvidia-smi -q -x ended with status 15: {LOST}"
     )  # fmt: skip
 
@@ -401,8 +401,8 @@ def test_what_does_not_answer_in_time_fails(machine: Machine, monkeypatch: pytes
     monkeypatch.setattr("gpuyard.health.acceptance_guest.CHECK_SECONDS", 1)
     machine.plug()
     machine.tools["nvidia-smi"] = f'case "$1" in -q) sleep 30 ;; *) {SMI}\n;; esac'
-    said = machine.accept()
-    assert (said.verdict, said.words) == (
+    output = machine.accept()
+    assert (output.verdict, output.words) == (
         GuestVerdict.FAILED, "nvidia-smi -q -x ended with status 124: it has not answered in 1 s"
     )  # fmt: skip
 
@@ -411,8 +411,8 @@ def test_a_call_that_worked_before_has_to_work_after_the_work(machine: Machine) 
     """255 is "Other error or internal driver error occurred" (the same list): an image whose nvidia-smi knows no -x may
     always end so."""
     at_work(machine, ends(255, "Unknown Error"))
-    said = machine.accept()
-    assert (said.verdict, said.words) == (
+    output = machine.accept()
+    assert (output.verdict, output.words) == (
         GuestVerdict.FAILED,
         "after the work: nvidia-smi -q -x ended with status 255: it worked before; now it says: Unknown Error",
     )
@@ -426,8 +426,8 @@ def test_ecc_errors_that_come_with_the_work_fail_it(machine: Machine) -> None:
     """Volatile ones, which gpu-check asks for: the driver counts them from when it is loaded (nvml.h,
     NVML_VOLATILE_ECC)."""
     at_work(machine, f"case \"$1\" in -q) {described()} ;; *) echo 'Tesla V100, 00000000:05:00.0, 7' ;; esac")
-    said = machine.accept()
-    assert (said.verdict, said.words) == (
+    output = machine.accept()
+    assert (output.verdict, output.words) == (
         GuestVerdict.FAILED, "after the work: 00000000:05:00.0 has 7 uncorrected ECC errors"
     )  # fmt: skip
 
@@ -443,11 +443,11 @@ def test_an_xid_that_comes_with_the_work_fails_it(machine: Machine, log: str, wo
     """Lines as krcReportXid_IMPL prints them (NVIDIA/open-gpu-kernel-modules, kernel_rc.c). NVIDIA's catalogue has
     Xid 45 ignored: a program was ended, as gpu_burn ends its own (gpu_burn-drv.cpp, listenClients)."""
     at_work(machine, described(), log=log)
-    said = machine.accept()
+    output = machine.accept()
     if words:
-        assert (said.verdict, said.words) == (GuestVerdict.FAILED, f"after the work: {words}{log}")
+        assert (output.verdict, output.words) == (GuestVerdict.FAILED, f"after the work: {words}{log}")
     else:
-        assert said.verdict is GuestVerdict.OK
+        assert output.verdict is GuestVerdict.OK
 
 
 def test_a_process_of_gpu_burn_that_died_fails_it(machine: Machine) -> None:
@@ -455,7 +455,7 @@ def test_a_process_of_gpu_burn_that_died_fails_it(machine: Machine) -> None:
     gpu_burn-drv.cpp, listenClients: clientFaulty)."""
     machine.plug()
     machine.tools["gpu_burn"] = "echo '100.0%  proc d: -1 (0 Gflop/s)  errors: 0  (DIED!)'; echo '\tGPU 0: OK'"
-    said = machine.accept()
-    assert (said.verdict, said.words) == (
+    output = machine.accept()
+    assert (output.verdict, output.words) == (
         GuestVerdict.FAILED, "gpu_burn: the process of a GPU died while it worked"
     )  # fmt: skip

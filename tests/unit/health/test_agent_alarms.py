@@ -44,8 +44,8 @@ def planned(portal: AgentPortal, sight: GpuObservation) -> GpuHealth:
     plan = plan_health([PLACE], store.gpus(), store.open_observations(), portal.health.rules, around)
     for change in plan.changes:
         store.put(change.gpu, *change.events, settles=change.settles)
-    (found,) = store.gpus()
-    return found
+    (record,) = store.gpus()
+    return record
 
 
 def test_alarms_are_repeated_whatever_nova_does_not_write(portal: AgentPortal) -> None:
@@ -143,13 +143,13 @@ def loses(portal: AgentPortal) -> None:
 
 def becomes(portal: AgentPortal, sight: GpuObservation, minutes: int = 60) -> list[HealthState]:
     """The states that PLACE is in, one after the other, when the loops go on for so long."""
-    found = [HealthState.SUSPECT]
+    states = [HealthState.SUSPECT]
     for _ in range(minutes):
         portal.controller.run()
         state = planned(portal, sight).state
-        found += [state] if state is not found[-1] else []
+        states += [state] if state is not states[-1] else []
         portal.clock.forward(minutes=1)
-    return found
+    return states
 
 
 ACCEPTANCE = {"acceptance": {"required": ["repair"]}}

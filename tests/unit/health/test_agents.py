@@ -42,7 +42,7 @@ from tests.support.portals import booking_portal
 from tests.support.scripted_http import ScriptedAnswer
 
 SAMPLES, ENROL = "/v1/agents/samples", "/v1/agents/enrol"
-A, PEER, B = ((one.host, one.address) for one in (LEADER_A, PEER_A, LONE))
+A, PEER, B = ((gpu.host, gpu.address) for gpu in (LEADER_A, PEER_A, LONE))
 WORKS: list[int | None] = [50, 50, 50, 50, 0, 0, 0]
 RESTS: list[int | None] = [0, 50, 30, 50, 0, 0, 0]
 
@@ -250,9 +250,9 @@ def test_a_report_is_kept_and_shown_to_its_project_and_admins(portal: AgentPorta
         assert (answer.status_code, answer.content) == (204, b"")
 
     def sees(person: object) -> list[str]:
-        told = portal.program(person).get("/v1/agents").json()  # type: ignore[arg-type]
-        assert "Nothing of processes" in told["sent"]
-        return [one["server"] for one in told["agents"]]
+        listing = portal.program(person).get("/v1/agents").json()  # type: ignore[arg-type]
+        assert "Nothing of processes" in listing["sent"]
+        return [agent["server"] for agent in listing["agents"]]
 
     assert sees(ROOT) == ["s1", "s2"]
     assert sees(ADA) == ["s1"]
@@ -386,8 +386,8 @@ def test_cards_that_a_guest_makes_up_are_not_counted_without_end(portal: AgentPo
         name, many = f"GPU-{number}", [f"GPU-{number}-{other}" for other in range(64)]
         cards = [name] if number % 2 else many
         hours = [[n * 36000, row * len(cards)] for n in range(60)]
-        said = json.loads(report(boot=f"{number:016x}")) | {"cards": cards, "samples": hours}
-        portal.service.take(portal.service.judge("s2", report_of(json.dumps(said, separators=(",", ":")).encode())))
+        payload = json.loads(report(boot=f"{number:016x}")) | {"cards": cards, "samples": hours}
+        portal.service.take(portal.service.judge("s2", report_of(json.dumps(payload, separators=(",", ":")).encode())))
     portal.service.flush()
     hours_kept = portal.service.guests.hours(["s2"], portal.clock() - timedelta(days=30))
     assert len({hour.card for hour in hours_kept}) == COUNTED
@@ -426,8 +426,8 @@ def test_a_guest_names_no_card_as_only_its_host_can(portal: AgentPortal) -> None
     store = portal.service.store
     store.put(GpuHealth(*B, "v100", HealthState.IN_USE, portal.clock()))
     portal.token("s2")
-    said = report().replace(b"GPU-a", b"0123456789abcdef")
-    portal.service.take(portal.service.judge("s2", report_of(said)))
+    body = report().replace(b"GPU-a", b"0123456789abcdef")
+    portal.service.take(portal.service.judge("s2", report_of(body)))
     portal.controller.run()
     assert {gpu.card for gpu in store.gpus()} == {""}
 
@@ -506,9 +506,9 @@ def test_an_agent_that_falls_silent_below_a_running_server_is_observed_once(port
         for _ in range(2):
             portal.clock.forward(**more)
             portal.controller.run()
-        found = observed(portal)
+        signals = observed(portal)
         portal.service.store.settle([observation.id for observation in portal.service.store.open_observations()])
-        return found
+        return signals
 
     assert look(minutes=9) == set()
     assert look(minutes=6) == {("agent-silent", B)}
@@ -550,9 +550,9 @@ def booked(portal: AgentPortal, gpus: int = 1) -> str:
     (made,) = portal.ledger.create(ask(0, 8, gpus, pool="t4"), ADA)
     portal.ledger.upkeep.advance()
     lanes = {lane.id: lane for lane in portal.ledger.lanes("t4")}
-    found = [v100(lanes[id].addresses[0], None, host=lanes[id].host) for id in made.lanes]  # type: ignore[arg-type]
-    portal.cloud.has["s1"] = found
-    portal.service._providers |= {gpu.provider_name: (gpu.host, gpu.address) for gpu in found}
+    cards = [v100(lanes[id].addresses[0], None, host=lanes[id].host) for id in made.lanes]  # type: ignore[arg-type]
+    portal.cloud.has["s1"] = cards
+    portal.service._providers |= {gpu.provider_name: (gpu.host, gpu.address) for gpu in cards}
     portal.ledger.upkeep.record_claims({made.id: made.lanes})
     return made.id
 
@@ -612,18 +612,18 @@ def test_of_two_gpus_that_nobody_can_tell_apart_each_counts_once(portal: AgentPo
     portal.token("s1")
     says(portal, 100, 0, minutes=12)
     (use,) = uses(portal, ADA)
-    assert (use["lately"], [one["gpu"] for one in use["gpus"]]) == (50, ["", ""])
+    assert (use["lately"], [row["gpu"] for row in use["gpus"]]) == (50, ["", ""])
     assert use["idle_since"] is None, "one of them works"
     portal.cloud.has["s1"] = portal.cloud.has["s1"][:1]
     (use,) = uses(portal, ADA)
     assert use["lately"] is None, "of the other nothing is known"
-    assert sorted(one["server"] for one in use["gpus"]) == ["", "s1"]
+    assert sorted(row["server"] for row in use["gpus"]) == ["", "s1"]
 
 
 def test_the_use_of_a_booking_is_for_its_owner_and_admins(portal: AgentPortal) -> None:
     id = booked(portal)
-    for person, seen in ((ADA, 1), (ROOT, 1), (BOB, 0), (EVE, 0)):
-        assert len(uses(portal, person)) == len(uses(portal, person, booking=id)) == seen
+    for person, expected in ((ADA, 1), (ROOT, 1), (BOB, 0), (EVE, 0)):
+        assert len(uses(portal, person)) == len(uses(portal, person, booking=id)) == expected
     assert uses(portal, ROOT, mine="true") == []
     portal.cloud.has["s3"] = portal.cloud.has.pop("s1")
     (use,) = uses(portal, ADA)
@@ -694,23 +694,25 @@ def served(portal: AgentPortal) -> Iterator[str]:
 def test_the_real_agent_says_that_a_gpu_has_fallen_off_the_bus(tmp_path: Path) -> None:
     portal = agent_portal(tmp_path, rules={"agent": {"projects": ["physics"], "period": 1}})
     library = mock_library(tmp_path)
-    with served(portal) as url, guest(tmp_path, library) as one:
+    with served(portal) as url, guest(tmp_path, library) as server:
         portal.controller._portal = url
         portal.controller.run()
-        one.nvml(gpu(0), gpu(1))
-        one.on_bus(2)
+        server.nvml(gpu(0), gpu(1))
+        server.on_bus(2)
 
         def metadata(_: object) -> ScriptedAnswer:
             return ScriptedAnswer(data={"uuid": "s1", "meta": {"gpuyard_agent": portal.cloud.words["s1"]}})
 
-        one.http.on("GET", METADATA, metadata)
-        one.start()
-        one.until(lambda: bool(portal.service.servers()))
-        one.until(lambda: (known := portal.service.guest("s1")) is not None and len(known.cards) == 2)
+        server.http.on("GET", METADATA, metadata)
+        server.start()
+        server.until(lambda: bool(portal.service.servers()))
+        server.until(lambda: (agent_guest := portal.service.guest("s1")) is not None and len(agent_guest.cards) == 2)
         assert observed(portal) == set()
-        one.say("3,1,1,-;NVRM: Xid (PCI:0000:06:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
-        one.nvml(gpu(0), gpu(1, "lost"))
-        one.until(lambda: {code for code, _ in observed(portal)} == {"xid-reset", "guest-lost"})
+        server.say(
+            "3,1,1,-;NVRM: Xid (PCI:0000:06:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+        )
+        server.nvml(gpu(0), gpu(1, "lost"))
+        server.until(lambda: {code for code, _ in observed(portal)} == {"xid-reset", "guest-lost"})
         portal.controller.run()
         assert portal.cloud.words["s1"].startswith(ON)
 

@@ -52,12 +52,12 @@ def test_a_person_who_answers_for_it_does() -> None:
 @given(baselines, facts)
 def test_what_a_server_confirms_is_never_worse_than_before(before: Baseline | None, seen: dict[str, float]) -> None:
     after = confirmed(before, seen, "card", "bob", NOW)
-    known = before.facts if before else {}
-    assert (after.facts if after else {}).keys() == known.keys() | seen.keys()
+    facts_before = before.facts if before else {}
+    assert (after.facts if after else {}).keys() == facts_before.keys() | seen.keys()
     assert not worse(after.facts if after else {}, before)
     for name, value in seen.items():
         assert after is not None
-        assert not is_worse(name, after.facts[name], value) or name not in known
+        assert not is_worse(name, after.facts[name], value) or name not in facts_before
 
 
 @given(baselines, facts)
@@ -77,17 +77,20 @@ def test_a_card_in_a_slot_that_is_wired_x8_goes_bad_once_and_not_every_day() -> 
     rules, place = SiteHealth.model_validate({}), SitePlace("h", X8.address, "a30", "s")
     gpu = GpuHealth(place.host, place.address, place.pool, HealthState.FINE, THEN)
     memory: HostMemory | None = None
-    seen: list[Observation] = []
+    observations: list[Observation] = []
     went: list[HealthState] = []
     for step in range(7 * 24 * 12):
         now = THEN + timedelta(minutes=5 * (step + 1))
         look = HostReport("h", "b", step, "", gpus=(X8,))
-        found, memory = judge(memory, look, {gpu.address: gpu}, now)
+        new_observations, memory = judge(memory, look, {gpu.address: gpu}, now)
         gpu = replace(gpu, shown=facts_of(X8, None, now))
-        seen += [replace(one, id=step + 1) for one in found]
+        observations += [replace(observation, id=step + 1) for observation in new_observations]
         around = Circumstances(now, {place.name: GpuObservation()}, now, {"h": now})
-        for change in plan_health([place], [gpu], seen, rules, around).changes:
-            gpu, seen = change.gpu, [one for one in seen if one.id not in change.settles]
+        for change in plan_health([place], [gpu], observations, rules, around).changes:
+            gpu, observations = (
+                change.gpu,
+                [observation for observation in observations if observation.id not in change.settles],
+            )
             went += [event.after for event in change.events if event.before is not event.after]
         if gpu.state is HealthState.QUARANTINED:  # as the desk does it
             accepted = replace(gpu, baseline=renewed(gpu.baseline, gpu.shown, gpu.card, "ada", now))

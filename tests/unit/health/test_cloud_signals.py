@@ -32,9 +32,9 @@ def server(
     )  # fmt: skip
 
 
-def seen(now: datetime, one: Server | None, gpus: Iterable[str] = (GPU,), *, up: bool = True) -> Snapshot:
-    holders = dict.fromkeys(gpus, one.id) if one and one.status != "ERROR" else {}
-    servers = {one.id: one} if one else {}
+def seen(now: datetime, server: Server | None, gpus: Iterable[str] = (GPU,), *, up: bool = True) -> Snapshot:
+    holders = dict.fromkeys(gpus, server.id) if server and server.status != "ERROR" else {}
+    servers = {server.id: server} if server else {}
     return Snapshot(
         now, PROVIDERS, frozenset(), holders, frozenset(), {}, servers, {"h": HostService("h", up, True)}
     )  # fmt: skip
@@ -52,7 +52,9 @@ class Watch:
             self.now += TEN
             self.use = self.use.then(self.now, in_use)
             snapshot = seen(self.now, server("s", status, task=task), up=up)
-            self.codes += [one.code for one in self.signals.look([PLACE], snapshot, {PLACE.name: self.use})]
+            self.codes += [
+                observation.code for observation in self.signals.look([PLACE], snapshot, {PLACE.name: self.use})
+            ]
 
 
 def test_stopping_and_starting_says_nothing_of_a_gpu() -> None:
@@ -118,8 +120,8 @@ def fault_of(error: Exception) -> str:
 
 def retried(reason: str) -> str:
     """What nova/scheduler/utils.py (`populate_retry`, nova 34.0.0) says when the last try has failed."""
-    said = f"Exceeded max scheduling attempts 1 for instance {'0' * 36}. Last exception: {reason}"
-    return fault_of(nova_exception.MaxRetriesExceeded(reason=said))
+    message = f"Exceeded max scheduling attempts 1 for instance {'0' * 36}. Last exception: {reason}"
+    return fault_of(nova_exception.MaxRetriesExceeded(reason=message))
 
 
 QEMU = retried(
@@ -141,13 +143,13 @@ def test_the_faults_are_as_nova_has_them() -> None:
 
 def failing(*starts: tuple[str, str], gpus: tuple[str, ...] = (GPU,), rules: SiteHealth | None = None) -> list[str]:
     """Codes and GPUs, after servers of (project, fault) have failed, one after the other."""
-    signals, now, found = CloudSignals(SignalVerdicts(rules)), MONDAY, []
+    signals, now, observations = CloudSignals(SignalVerdicts(rules)), MONDAY, []
     for number, (project, fault) in enumerate(starts):
         for status in ("BUILD", "ERROR"):
             now += TEN
-            one = server(f"s{number}", status, project, fault=fault if status == "ERROR" else "", launched=False)
-            found += signals.look([PLACE, OTHER], seen(now, one, gpus), {})
-    return [f"{one.code} {one.address}" for one in found]
+            instance = server(f"s{number}", status, project, fault=fault if status == "ERROR" else "", launched=False)
+            observations += signals.look([PLACE, OTHER], seen(now, instance, gpus), {})
+    return [f"{observation.code} {observation.address}" for observation in observations]
 
 
 @pytest.mark.parametrize(

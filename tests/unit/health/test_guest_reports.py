@@ -106,7 +106,7 @@ JSON = st.recursive(
 )
 
 
-@given(st.binary(max_size=300) | JSON.map(lambda told: json.dumps(told).encode()))
+@given(st.binary(max_size=300) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_anything_is_read_or_refused(body: bytes) -> None:
     with contextlib.suppress(SampleError):
         report_of(body)
@@ -121,7 +121,7 @@ def test_a_report_with_anything_in_it_is_read_within_its_ranges_or_refused(key: 
     for sample in report.samples:
         assert len(sample.rows) == len(report.cards)
         for row in filter(None, sample.rows):
-            assert all(one is None or low <= one <= high for one, (low, high) in zip(row, RANGES, strict=True))
+            assert all(figure is None or low <= figure <= high for figure, (low, high) in zip(row, RANGES, strict=True))
 
 
 # Xids
@@ -316,7 +316,7 @@ def test_a_report_that_was_here_is_refused_and_one_that_comes_again_counts_once(
         with pytest.raises(ReplayError):
             hear(report, first.state)
     again = AgentReport(BOOT, "", 2, ("GPU-0", "GPU-1"), (Sample(10, (FINE, FINE)), Sample(20, (FINE, FINE))))
-    assert [one.number for one in hear(again, first.state).fresh] == [20]
+    assert [sample.number for sample in hear(again, first.state).fresh] == [20]
     other = hear(said(FINE, FINE, number=1, boot="f" * 16), first.state)
     with pytest.raises(ReplayError, match="earlier boot"):
         hear(said(FINE, FINE, number=99), other.state)
@@ -346,45 +346,45 @@ def test_whatever_an_agent_says_is_of_the_gpus_of_its_server(
 
 
 def test_a_server_with_one_gpu_tells_its_card_at_once() -> None:
-    known, wrong = sight({}, "s1", [P1], ["GPU-a"], NOW)
-    assert known["GPU-a"].place == P1
+    known_cards, wrong = sight({}, "s1", [P1], ["GPU-a"], NOW)
+    assert known_cards["GPU-a"].place == P1
     assert wrong == []
-    assert sight(known, "s1", [P1], ["GPU-a"], NOW) == ({}, [])
+    assert sight(known_cards, "s1", [P1], ["GPU-a"], NOW) == ({}, [])
 
 
 def test_places_are_intersected_and_what_one_is_no_other_is() -> None:
-    known, _ = sight({}, "s1", [P1, P2], ["GPU-a", "GPU-b"], NOW)
-    assert {one.place for one in known.values()} == {None}
-    more, wrong = sight(known, "s2", [P2, P3], ["GPU-b", "GPU-c"], NOW)
-    known |= more
-    assert {card: one.place for card, one in known.items()} == {"GPU-a": P1, "GPU-b": P2, "GPU-c": P3}
+    known_cards, _ = sight({}, "s1", [P1, P2], ["GPU-a", "GPU-b"], NOW)
+    assert {sighting.place for sighting in known_cards.values()} == {None}
+    more, wrong = sight(known_cards, "s2", [P2, P3], ["GPU-b", "GPU-c"], NOW)
+    known_cards |= more
+    assert {card: sighting.place for card, sighting in known_cards.items()} == {"GPU-a": P1, "GPU-b": P2, "GPU-c": P3}
     assert wrong == []
 
 
 def test_a_card_that_was_moved_is_a_finding_and_so_is_one_that_another_has() -> None:
-    known, _ = sight({}, "s1", [P1], ["GPU-a"], NOW)
-    lies, wrong = sight(known, "s2", [P3], ["GPU-a"], NOW + STILL / 2)
+    known_cards, _ = sight({}, "s1", [P1], ["GPU-a"], NOW)
+    lies, wrong = sight(known_cards, "s2", [P3], ["GPU-a"], NOW + STILL / 2)
     assert lies == {}
     assert wrong[0].places == {P1, P3}
-    moved, wrong = sight(known, "s2", [P3], ["GPU-a"], NOW + STILL)
+    moved, wrong = sight(known_cards, "s2", [P3], ["GPU-a"], NOW + STILL)
     assert moved["GPU-a"].place == P3
     assert "was at gpu-1/0000:05:00.0 and is at gpu-2/0000:05:00.0" in wrong[0].why
 
 
 def test_a_card_that_was_replaced_is_forgotten() -> None:
-    known, _ = sight({}, "s1", [P1], ["GPU-a"], NOW)
-    changed, wrong = sight(known, "s2", [P1], ["GPU-b"], NOW + STILL)
+    known_cards, _ = sight({}, "s1", [P1], ["GPU-a"], NOW)
+    changed, wrong = sight(known_cards, "s2", [P1], ["GPU-b"], NOW + STILL)
     assert changed["GPU-b"].place == P1
     assert not changed["GPU-a"].places
     assert "another one is" in wrong[0].why
 
 
 def test_cards_cannot_be_made_up_without_end() -> None:
-    known: dict[str, CardSeen] = {}
+    known_cards: dict[str, CardSeen] = {}
     for number in range(100):
-        changed, _ = sight(known, "s1", [P1, P2, P3], [f"GPU-{number}"], NOW)
-        known = {card: one for card, one in {**known, **changed}.items() if one.places}
-    assert len(known) == 1
+        changed, _ = sight(known_cards, "s1", [P1, P2, P3], [f"GPU-{number}"], NOW)
+        known_cards = {card: sighting for card, sighting in {**known_cards, **changed}.items() if sighting.places}
+    assert len(known_cards) == 1
 
 
 def test_more_cards_than_gpus_is_a_finding() -> None:
@@ -395,16 +395,16 @@ def test_more_cards_than_gpus_is_a_finding() -> None:
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 7), min_size=1), st.booleans()), max_size=30))
 def test_while_no_card_moves_the_true_place_is_never_excluded(servers: list[tuple[set[int], bool]]) -> None:
-    known: dict[str, CardSeen] = {}
+    known_cards: dict[str, CardSeen] = {}
     truth = {f"GPU-{n}": ("host", str(n)) for n in range(8)}
     for number, (places, all_of_them) in enumerate(servers):
         cards = [f"GPU-{n}" for n in sorted(places)][: None if all_of_them else 1]
-        more, wrong = sight(known, f"s{number}", [("host", str(n)) for n in places], cards, NOW)
-        known |= more
+        more, wrong = sight(known_cards, f"s{number}", [("host", str(n)) for n in places], cards, NOW)
+        known_cards |= more
         assert wrong == []
-        for card, one in known.items():
-            assert truth[card] in one.places
-    places_of = [one.place for one in known.values() if one.place]
+        for card, sighting in known_cards.items():
+            assert truth[card] in sighting.places
+    places_of = [sighting.place for sighting in known_cards.values() if sighting.place]
     assert len(set(places_of)) == len(places_of)
 
 

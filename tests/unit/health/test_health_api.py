@@ -53,8 +53,8 @@ def test_every_gpu_has_its_state_and_when_its_host_was_heard(tmp_path: Path) -> 
     assert (bad["state"], bad["signal"], bad["card"], bad["bad"]) == ("quarantined", "no-answer", "1323022081234", 2)
     assert bad["advice"] == "It fell off the bus: restart the host."
     assert {row["host"] for row in rows.values() if row["silent"]} == {"gpu-3"}
-    found = client.get("/v1/health?state=quarantined&state=suspect&host=gpu-1").json()["gpus"]
-    assert [row["address"] for row in found] == ["0000:27:00.0", ADAS]
+    matches = client.get("/v1/health?state=quarantined&state=suspect&host=gpu-1").json()["gpus"]
+    assert [row["address"] for row in matches] == ["0000:27:00.0", ADAS]
     assert client.get("/v1/health", params={"card": "1323022085555"}).json()["gpus"][0]["state"] == "in repair"
 
 
@@ -68,19 +68,19 @@ def test_a_host_that_never_said_a_word_is_not_fine(portal: HealthPortal) -> None
 def test_a_record_is_read_page_by_page_the_newest_first(portal: HealthPortal) -> None:
     for number in range(7):
         portal.service.note(LEADER, f"look {number}", ROOT)
-    client, path, seen = portal.program(ROOT), f"{of(LEADER)}?limit=3", []
+    client, path, causes = portal.program(ROOT), f"{of(LEADER)}?limit=3", []
     while path:
         page = client.get(path).json()
-        seen += [event["cause"] for event in page["events"]]
+        causes += [event["cause"] for event in page["events"]]
         path = next((link["href"] for link in page["links"]), "")
-    assert seen == [f"look {number}" for number in reversed(range(7))]
+    assert causes == [f"look {number}" for number in reversed(range(7))]
 
 
 def test_which_server_has_a_gpu_is_for_admins(portal: HealthPortal) -> None:
     turn(portal, LONE, S.IN_USE, timedelta(minutes=1), "server 5e2a0000-bob has it")
     for person in (ROOT, ADA):
-        told = "".join(portal.program(person).get(path).text for path in ("/v1/health", of(LONE)))
-        assert ("5e2a0000-bob" in told) is (person is ROOT)
+        text = "".join(portal.program(person).get(path).text for path in ("/v1/health", of(LONE)))
+        assert ("5e2a0000-bob" in text) is (person is ROOT)
 
 
 @pytest.mark.parametrize("others", list(OthersShown))
@@ -95,15 +95,15 @@ def test_words_of_others_are_for_admins(tmp_path: Path, others: OthersShown) -> 
          evidence="NVRM: Xid 79", source=Source.GUEST)  # fmt: skip
     turn(portal, LONE, S.QUARANTINED, minute, "its config space reads 0xff", signal="no-answer",
          evidence="ffffffff", source=Source.HOST)  # fmt: skip
-    for person, seen in ((ROOT, 3), (ADA, 1), (BOB, 0)):
+    for person, visible in ((ROOT, 3), (ADA, 1), (BOB, 0)):
         client = portal.browser(person).client
         texts = [client.get(path).text for path in ("/v1/health", of(LEADER), of(ADAS_GPU), of(LONE))]
-        told = "".join(texts)
-        assert ("secret-1" in told) is (person is ROOT)
-        assert ("Xid 79" in texts[2]) is (seen > 0)
-        assert ("ffffffff" in told) is (person is ROOT)
-        assert "its config space reads 0xff" in told
-        assert ("bob" in told) is (person in (ROOT, BOB) or others is OthersShown.NAMES)
+        text = "".join(texts)
+        assert ("secret-1" in text) is (person is ROOT)
+        assert ("Xid 79" in texts[2]) is (visible > 0)
+        assert ("ffffffff" in text) is (person is ROOT)
+        assert "its config space reads 0xff" in text
+        assert ("bob" in text) is (person in (ROOT, BOB) or others is OthersShown.NAMES)
 
 
 def test_a_gpu_that_somebody_must_decide_about_says_what_was_seen(portal: HealthPortal) -> None:
@@ -118,9 +118,9 @@ def test_a_gpu_that_somebody_must_decide_about_says_what_was_seen(portal: Health
     assert row["advice"] == "It fell off the bus: restart the host."
     page = portal.browser(ROOT).client.get("/health").text
     assert "its config space reads 0xff (no-answer)" in page
-    seen = portal.program(EVE).get(of(LONE)).json()["gpu"]
-    assert "its config space reads 0xff" in seen["question"]
-    assert "ffffffff" not in seen["question"]
+    eve_row = portal.program(EVE).get(of(LONE)).json()["gpu"]
+    assert "its config space reads 0xff" in eve_row["question"]
+    assert "ffffffff" not in eve_row["question"]
     shown = health_row(row, UTC)
     assert shown["State"] == "fine, decide"
     assert shown["Cause"] == row["question"]
@@ -132,9 +132,9 @@ def test_where_nothing_resets_gpus_between_tenants_the_pages_say_so(portal: Heal
     assert [portal.program(EVE).get(of(gpu)).json()["gpu"]["scrubbed"] for gpu in (t4, v100)] == [False, True]
     no = "there is no guarantee that it was reset"
     assert no in portal.browser(EVE).client.get(f"/gpu?name={t4}").text
-    kept = portal.browser(EVE).client.get(f"/gpu?name={v100}").text
-    assert no not in kept
-    assert "released when it came back clean" in kept
+    v100_page = portal.browser(EVE).client.get(f"/gpu?name={v100}").text
+    assert no not in v100_page
+    assert "released when it came back clean" in v100_page
     page = root.get("/health").text
     assert "GPUs of pool t4 are given on as they were left" in page
 
@@ -150,29 +150,29 @@ def test_where_nothing_resets_any_gpu_the_page_names_all_pools(tmp_path: Path) -
 
 
 def test_who_has_a_server_or_lately_had_a_booking_reports_a_fault_and_nobody_else(portal: HealthPortal) -> None:
-    said = {"words": "nvidia-smi says that it is lost"}
+    body = {"words": "nvidia-smi says that it is lost"}
     (booking,) = portal.ledger.create(ask(1, 4, gpu=LONE), BOB)
-    assert portal.program(BOB).post(of(LONE, "report"), json=said).status_code == 403
+    assert portal.program(BOB).post(of(LONE, "report"), json=body).status_code == 403
     portal.clock.forward(hours=2)
     portal.ledger.upkeep.advance()
     assert portal.ledger.get(booking.id).state is BookingState.ACTIVE
-    assert portal.program(BOB).post(of(LONE, "report"), json=said).status_code == 202
-    assert portal.program(EVE).post(of(LONE, "report"), json=said).status_code == 403
-    assert portal.program(ADA).post(of(ADAS_GPU, "report"), json=said).status_code == 202
-    assert portal.program(EVE).post(of(ADAS_GPU, "report"), json=said).status_code == 403  # of her project, not hers
-    assert portal.program(ROOT).post(of(LEADER, "report"), json=said).status_code == 202
+    assert portal.program(BOB).post(of(LONE, "report"), json=body).status_code == 202
+    assert portal.program(EVE).post(of(LONE, "report"), json=body).status_code == 403
+    assert portal.program(ADA).post(of(ADAS_GPU, "report"), json=body).status_code == 202
+    assert portal.program(EVE).post(of(ADAS_GPU, "report"), json=body).status_code == 403  # of her project, not hers
+    assert portal.program(ROOT).post(of(LEADER, "report"), json=body).status_code == 202
     portal.clock.forward(hours=24 * 6)
     portal.ledger.upkeep.advance()
-    assert portal.program(BOB).post(of(LONE, "report"), json=said).status_code == 202
+    assert portal.program(BOB).post(of(LONE, "report"), json=body).status_code == 202
     portal.clock.forward(hours=24 * 2)
-    refused = portal.program(BOB).post(of(LONE, "report"), json=said)
+    refused = portal.program(BOB).post(of(LONE, "report"), json=body)
     assert refused.status_code == 403
     assert "had no booking of it in the last week" in refused.json()["detail"]
-    found = {
+    reports = {
         (observation.gpu, observation.code, observation.by, observation.evidence)
         for observation in portal.service.store.open_observations()
     }
-    assert found == {(gpu, "reported", by, said["words"]) for gpu, by in
+    assert reports == {(gpu, "reported", by, body["words"]) for gpu, by in
                      ((LONE, "bob"), (ADAS_GPU, "ada"), (LEADER, "root"))}  # fmt: skip
 
 
@@ -259,9 +259,9 @@ def test_pages_show_what_is_wrong_and_escape_what_others_wrote(tmp_path: Path) -
     assert NASTY not in page
     assert "Host <b>gpu-3</b> was not heard from" in page
     assert re.search(r'data-step="v1/health/gpu-1/0000:27:00.0/repair/start"', page)
-    one = root.get(f"/gpu?name={ADAS_GPU}").text
-    assert NASTY not in one
-    assert "Report a fault…" in one
+    gpu_page = root.get(f"/gpu?name={ADAS_GPU}").text
+    assert NASTY not in gpu_page
+    assert "Report a fault…" in gpu_page
     ada, eve = (portal.browser(who).client.get(f"/gpu?name={ADAS_GPU}").text for who in (ADA, EVE))
     assert "Report a fault…" in ada
     assert "data-step" not in eve
@@ -285,8 +285,8 @@ def test_what_is_overruled_and_on_trial_is_shown_with_its_line(tmp_path: Path) -
     rules = SiteHealth.model_validate({"trial": True, "gpus": {LEADER: {"signals": {"throttled": "bad"}}}})
     portal = health_portal(tmp_path, replace(ROOMY, anonymous_details=True), rules)
     fine(portal)
-    seen = SignalVerdicts(rules).of("throttled", LEADER, "v100")
-    trial = Trial(S.QUARANTINED, "throttled", seen.cause, NOON - HOUR, NOON + HOUR)
+    verdict = SignalVerdicts(rules).of("throttled", LEADER, "v100")
+    trial = Trial(S.QUARANTINED, "throttled", verdict.cause, NOON - HOUR, NOON + HOUR)
     baseline = Baseline(NOON - DAY, ROOT.user, "", {"link-width": 8, "rows-corrected": 2})
     store = portal.service.store
     store.put(replace(portal.service.gpu(LEADER), trial=trial, shown={"link-width": 8}, baseline=baseline))

@@ -104,10 +104,10 @@ def test_every_gpu_or_those_that_are_asked_for(portal: HealthPortal) -> None:
 
 
 def test_one_gpu_with_its_record(portal: HealthPortal) -> None:
-    found = data("root", "health", "gpu-1/0000:27:00.0")
-    assert (found["host"], found["address"], found["scrubbed"]) == ("gpu-1", "0000:27:00.0", True)
-    assert found["events"][-1]["state"] in {one.value for one in HealthState}
-    assert [row["time"] for row in found["events"]] == sorted((row["time"] for row in found["events"]), reverse=True)
+    record = data("root", "health", "gpu-1/0000:27:00.0")
+    assert (record["host"], record["address"], record["scrubbed"]) == ("gpu-1", "0000:27:00.0", True)
+    assert record["events"][-1]["state"] in {state.value for state in HealthState}
+    assert [row["time"] for row in record["events"]] == sorted((row["time"] for row in record["events"]), reverse=True)
     table = said("root", "health", "gpu-1/0000:27:00.0")
     assert "its config space reads 0xff" in table
     assert "\x1b" not in said("root", "health", MINE)
@@ -123,8 +123,8 @@ def test_what_is_no_gpu_is_said(portal: HealthPortal) -> None:
 
 def test_who_has_a_gpu_reports_a_fault(portal: HealthPortal) -> None:
     assert said("ada", "report", MINE, "it is lost").startswith(f"GPU {MINE}: reported. It is ")
-    (seen,) = portal.service.store.open_observations()
-    assert (seen.code, seen.evidence, seen.by) == ("reported", "it is lost", "ada")
+    (observation,) = portal.service.store.open_observations()
+    assert (observation.code, observation.evidence, observation.by) == ("reported", "it is lost", "ada")
     assert "has no server on GPU" in refused("bob", "report", MINE, "it is lost")
     assert "words" in refused("ada", "report", MINE, " ")
 
@@ -137,7 +137,7 @@ def test_a_gpu_from_its_quarantine_to_its_return(portal: HealthPortal) -> None:
     assert (shown["state"], shown["cause"], shown["by"]) == ("quarantined", "it smells of smoke", "root")
     assert said("root", "repair", "start", OTHER) == f"GPU {OTHER} is in repair; root looks after it.\n"
     assert said("root", "repair", "note", OTHER, "--comment", "reseated") == f"GPU {OTHER} is in repair.\n"
-    row = next(one for one in data("root", "repair", "list") if one["GPU"] == OTHER)
+    row = next(repair for repair in data("root", "repair", "list") if repair["GPU"] == OTHER)
     assert set(row) == set(REPAIRS)
     assert (row["Keeper"], row["Tried"]) == ("root", "reseated")
     assert said("root", "repair", "abandon", OTHER, *WHY) == f"GPU {OTHER} is quarantined.\n"
@@ -162,7 +162,7 @@ def test_what_goes_bad_again_and_again(portal: HealthPortal) -> None:
     (row, *_) = data("root", "repair", "list", "--by", "card")
     assert set(row) == set(REPEATS)
     assert (row["Name"], row["Failures"]) == ("1323022081234", 2)
-    assert {one["Name"] for one in data("root", "repair", "list", "--by", "host")} >= {"gpu-1"}
+    assert {repeat["Name"] for repeat in data("root", "repair", "list", "--by", "host")} >= {"gpu-1"}
     assert "nly admins can" in refused("ada", "repair", "list")
 
 
@@ -183,8 +183,8 @@ def test_the_plugin_does_the_same(portal: HealthPortal) -> None:
     assert openstack_commands.one("root", "gpu repair start", OTHER)["state"] == "in repair"
     assert openstack_commands.one("root", "gpu repair note", OTHER, "--comment", "reseated")["state"] == "in repair"
     columns, rows = take("root", "gpu repair list")
-    found = dict(zip(columns, next(row for row in rows if OTHER in row), strict=True))
-    assert (found["Keeper"], found["Tried"]) == ("root", "reseated")
+    repair = dict(zip(columns, next(row for row in rows if OTHER in row), strict=True))
+    assert (repair["Keeper"], repair["Tried"]) == ("root", "reseated")
     events = openstack_commands.one("root", "gpu health show", OTHER)["events"].splitlines()
     assert "reseated" in events[0]
     assert "it smells of smoke" in events[2]
@@ -221,8 +221,8 @@ def test_gpus_are_accepted_and_waited_for(
 
     def all_of_it(seconds: float) -> None:
         """What the loop would come to meanwhile."""
-        for one in tries.open():
-            assert tries.put(replace(one, state=outcome, cause="as it should be"))
+        for attempt in tries.open():
+            assert tries.put(replace(attempt, state=outcome, cause="as it should be"))
 
     monkeypatch.setattr(time, "sleep", all_of_it)
     result = invoke("root", "accept", mended, "--wait", "-f", "json")
@@ -231,7 +231,7 @@ def test_gpus_are_accepted_and_waited_for(
     assert (row["State"], row["GPU"], row["Cause"]) == (outcome.value, mended, "as it should be")
     assert (result.stderr, set(row)) == ("", set(TRIES))
     both = invoke("root", "accept", mended, MINE, "-f", "json")
-    assert [one["GPU"] for one in json.loads(both.stdout)] == [mended]
+    assert [attempt["GPU"] for attempt in json.loads(both.stdout)] == [mended]
     assert f"not tried: GPU {MINE} " in both.stderr
 
 

@@ -115,8 +115,8 @@ class Ward:
         self.service.observe([Observation(host, address, code, self.now, "what was seen")])
 
     def status(self, gpu: str) -> GpuStatus:
-        found = gpu_statuses(self.compiled.gpus, self.cloud.take(self.now), self.watched.bookings.words)
-        return next(one for one in found if f"{one.gpu.host}/{one.gpu.address}" == gpu)
+        statuses = gpu_statuses(self.compiled.gpus, self.cloud.take(self.now), self.watched.bookings.words)
+        return next(status for status in statuses if f"{status.gpu.host}/{status.gpu.address}" == gpu)
 
     def held(self) -> set[str]:
         """Providers that we know that we hold."""
@@ -147,8 +147,8 @@ def ward(tmp_path: Path, sites: dict[str, CompiledSite], empty: Path) -> Iterato
         return made[-1]
 
     yield make
-    for one in made:
-        one.store.close()
+    for harness in made:
+        harness.store.close()
 
 
 def provider(gpu: str) -> str:
@@ -157,357 +157,364 @@ def provider(gpu: str) -> str:
 
 
 def test_a_bad_gpu_is_held_its_booking_moves_and_a_person_brings_it_back(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    booking = one.book()
-    gpu = one.gpu_of(booking)
-    one.see(gpu, "no-answer")
-    one.run()
-    assert one.cloud.reserved == {provider(gpu): 1}
-    assert one.gpu_of(booking) != gpu
-    status = one.status(gpu)
+    harness = ward()
+    booking = harness.book()
+    gpu = harness.gpu_of(booking)
+    harness.see(gpu, "no-answer")
+    harness.run()
+    assert harness.cloud.reserved == {provider(gpu): 1}
+    assert harness.gpu_of(booking) != gpu
+    status = harness.status(gpu)
     assert (status.state, status.reason) == (
         GpuState.HELD, "quarantined: its config space reads 0xff (no-answer)"
     )  # fmt: skip
-    one.service.start_repair(gpu, "reseating it", EVE)
-    assert one.service.gpu(gpu).keeper == "eve"
-    one.service.note(gpu, "the riser was loose", EVE)
-    one.service.end_repair(gpu, "it answers", EVE)
-    one.run()
-    assert (one.cloud.reserved, one.held()) == ({}, set())
-    assert one.status(gpu).state is GpuState.FREE
-    assert one.events(gpu) == [
+    harness.service.start_repair(gpu, "reseating it", EVE)
+    assert harness.service.gpu(gpu).keeper == "eve"
+    harness.service.note(gpu, "the riser was loose", EVE)
+    harness.service.end_repair(gpu, "it answers", EVE)
+    harness.run()
+    assert (harness.cloud.reserved, harness.held()) == ({}, set())
+    assert harness.status(gpu).state is GpuState.FREE
+    assert harness.events(gpu) == [
         (HealthState.QUARANTINED, ""),
         (HealthState.IN_REPAIR, "eve"),
         (HealthState.IN_REPAIR, "eve"),
         (HealthState.FINE, "eve"),
     ]
-    done = [(entry.action, entry.text) for entry in reversed(one.ledger.audit(10)) if entry.target == gpu]
+    done = [(entry.action, entry.text) for entry in reversed(harness.ledger.audit(10)) if entry.target == gpu]
     assert done == [
         ("gpu.repair", "reseating it"), ("gpu.note", "the riser was loose"), ("gpu.repaired", "it answers")
     ]  # fmt: skip
 
 
 def test_it_is_held_before_the_next_look_at_the_cloud(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    gpu = one.gpu_of(one.book())
-    one.see(gpu, "no-answer")
-    looked = len(one.cloud.asked)
-    one.health.run()
-    assert one.cloud.reserved == {provider(gpu): 1}
-    assert len(one.cloud.asked) == looked + 1, "one change in the cloud"
-    assert one.held() == {provider(gpu)}
+    harness = ward()
+    gpu = harness.gpu_of(harness.book())
+    harness.see(gpu, "no-answer")
+    looked = len(harness.cloud.asked)
+    harness.health.run()
+    assert harness.cloud.reserved == {provider(gpu): 1}
+    assert len(harness.cloud.asked) == looked + 1, "one change in the cloud"
+    assert harness.held() == {provider(gpu)}
 
 
 def test_no_booking_is_put_there_before_the_next_look_at_the_cloud(ward: Callable[..., Ward]) -> None:
     """Nor an offer or a lease, which are admitted by the same lanes."""
-    one = ward()
-    booking = one.book()
-    gpu = one.gpu_of(booking)
-    one.see(gpu, "no-answer")
-    one.health.run()
-    lane = next(lane for lane in one.ledger.lanes() if lane.name == gpu)
+    harness = ward()
+    booking = harness.book()
+    gpu = harness.gpu_of(booking)
+    harness.see(gpu, "no-answer")
+    harness.health.run()
+    lane = next(lane for lane in harness.ledger.lanes() if lane.name == gpu)
     assert lane.trouble.startswith("quarantined: ")
-    assert one.gpu_of(booking) != gpu
+    assert harness.gpu_of(booking) != gpu
 
 
 def test_a_hold_that_another_change_overtakes_is_tried_again_at_once(ward: Callable[..., Ward]) -> None:
     """Placement answers 409 when the provider's generation is another one (placement 16, `update_resource_provider_
     inventory` in placement/handlers/inventory.py): each claim and each release of the GPU makes one."""
-    one = ward()
-    gpu = one.gpu_of(one.book())
+    harness = ward()
+    gpu = harness.gpu_of(harness.book())
     left = iter("xx")
 
-    def overtake(asked: str) -> None:
-        if asked.startswith("PUT placement") and next(left, ""):
-            one.cloud.generations[provider(gpu)] += 1
+    def overtake(request: str) -> None:
+        if request.startswith("PUT placement") and next(left, ""):
+            harness.cloud.generations[provider(gpu)] += 1
 
-    one.cloud.between = overtake
-    one.see(gpu, "no-answer")
-    one.health.run()
-    assert one.cloud.reserved == {provider(gpu): 1}
-    assert one.held() == {provider(gpu)}
+    harness.cloud.between = overtake
+    harness.see(gpu, "no-answer")
+    harness.health.run()
+    assert harness.cloud.reserved == {provider(gpu): 1}
+    assert harness.held() == {provider(gpu)}
 
 
 def test_nobody_is_let_in_before_what_went_bad_meanwhile_is_held(ward: Callable[..., Ward]) -> None:
     """A GPU goes bad when the start of a booking has been planned, and its owner is about to be let in."""
-    one = ward()
-    booking = one.book(hours=1)
-    bad = next(gpu for gpu in one.service.store.gpus() if gpu.pool == "t4" and gpu.name != one.gpu_of(booking))
-    one.now = booking.ask.start - timedelta(minutes=5)
-    one.run()  # its own GPU is held, and is to be released at the start
-    one.now = booking.ask.start + timedelta(seconds=1)
+    harness = ward()
+    booking = harness.book(hours=1)
+    bad = next(gpu for gpu in harness.service.store.gpus() if gpu.pool == "t4" and gpu.name != harness.gpu_of(booking))
+    harness.now = booking.ask.start - timedelta(minutes=5)
+    harness.run()  # its own GPU is held, and is to be released at the start
+    harness.now = booking.ask.start + timedelta(seconds=1)
     broken = iter("x")
 
-    def goes_bad(asked: str) -> None:
-        if asked.startswith("GET placement") and next(broken, ""):
-            one.service.quarantine(bad.name, "it is on fire", EVE)
+    def goes_bad(request: str) -> None:
+        if request.startswith("GET placement") and next(broken, ""):
+            harness.service.quarantine(bad.name, "it is on fire", EVE)
 
-    one.cloud.asked.clear()
-    one.cloud.between = goes_bad
-    one.watched.bookings.run()
-    hold = one.cloud.asked.index(f"PUT placement /resource_providers/{provider(bad.name)}/inventories/CUSTOM_GPU_T4")
-    assert hold < one.cloud.asked.index("POST identity /limits")
+    harness.cloud.asked.clear()
+    harness.cloud.between = goes_bad
+    harness.watched.bookings.run()
+    hold = harness.cloud.asked.index(
+        f"PUT placement /resource_providers/{provider(bad.name)}/inventories/CUSTOM_GPU_T4"
+    )
+    assert hold < harness.cloud.asked.index("POST identity /limits")
 
 
 def test_who_cannot_move_is_told_and_not_let_in(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    one.store.take_undelivered("test", one.now, 1)
-    first, _ = one.book(gpus=2), one.book(gpus=2)
-    gpu = one.gpu_of(first)
-    one.see(gpu, "no-answer")
-    one.run()
-    assert one.cloud.reserved == {provider(gpu): 1}
-    told = [event.event.kind for event in one.store.take_undelivered("test", one.now, 100)]
-    assert told.count("booking.trouble") == 1
-    one.now += timedelta(hours=3, seconds=1)
-    one.run()
-    assert provider(gpu) in one.cloud.reserved
-    assert one.cloud.limits["p-physics", "class:CUSTOM_GPU_T4_COUNT"] == 3
+    harness = ward()
+    harness.store.take_undelivered("test", harness.now, 1)
+    first, _ = harness.book(gpus=2), harness.book(gpus=2)
+    gpu = harness.gpu_of(first)
+    harness.see(gpu, "no-answer")
+    harness.run()
+    assert harness.cloud.reserved == {provider(gpu): 1}
+    kinds = [event.event.kind for event in harness.store.take_undelivered("test", harness.now, 100)]
+    assert kinds.count("booking.trouble") == 1
+    harness.now += timedelta(hours=3, seconds=1)
+    harness.run()
+    assert provider(gpu) in harness.cloud.reserved
+    assert harness.cloud.limits["p-physics", "class:CUSTOM_GPU_T4_COUNT"] == 3
 
 
 def test_a_claimed_gpu_is_held_below_its_server_and_its_owner_sees_why(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    booking = one.book(hours=0)
-    one.run()
-    gpu = one.gpu_of(booking)
-    one.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider(gpu)], one.now)
-    one.run()
-    assert (one.service.gpu(gpu).state, one.service.gpu(gpu).cause) == (HealthState.IN_USE, "server s1 has it")
-    one.see(gpu, "aer-fatal")
-    one.run()
-    assert one.cloud.reserved == {provider(gpu): 1}
-    status = one.status(gpu)
+    harness = ward()
+    booking = harness.book(hours=0)
+    harness.run()
+    gpu = harness.gpu_of(booking)
+    harness.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider(gpu)], harness.now)
+    harness.run()
+    assert (harness.service.gpu(gpu).state, harness.service.gpu(gpu).cause) == (HealthState.IN_USE, "server s1 has it")
+    harness.see(gpu, "aer-fatal")
+    harness.run()
+    assert harness.cloud.reserved == {provider(gpu): 1}
+    status = harness.status(gpu)
     assert status.state is GpuState.CLAIMED
     assert status.reason.endswith("(aer-fatal); it is kept back when its server ends")
-    del one.cloud.holders[provider(gpu)], one.cloud.servers["s1"]
-    one.run()
-    assert one.status(gpu).state is GpuState.HELD
-    one.service.release(gpu, "it was a cable", EVE)
-    one.run()
-    assert one.cloud.reserved == {}
+    del harness.cloud.holders[provider(gpu)], harness.cloud.servers["s1"]
+    harness.run()
+    assert harness.status(gpu).state is GpuState.HELD
+    harness.service.release(gpu, "it was a cable", EVE)
+    harness.run()
+    assert harness.cloud.reserved == {}
 
 
 def test_half_of_a_group_takes_its_slot_out(ward: Callable[..., Ward]) -> None:
-    one = ward("half")
-    lane = next(lane for lane in one.ledger.lanes() if lane.size == 2)
+    harness = ward("half")
+    lane = next(lane for lane in harness.ledger.lanes() if lane.size == 2)
     bad, other = (f"{lane.host}/{address}" for address in lane.addresses)
-    one.see(bad, "no-answer")
-    one.run()
-    assert one.cloud.reserved.keys() == {provider(bad), provider(other)}
-    assert (one.service.gpu(bad).state, one.service.gpu(other).state) == (HealthState.QUARANTINED, HealthState.FINE)
-    assert one.status(other).reason == (
+    harness.see(bad, "no-answer")
+    harness.run()
+    assert harness.cloud.reserved.keys() == {provider(bad), provider(other)}
+    assert (harness.service.gpu(bad).state, harness.service.gpu(other).state) == (
+        HealthState.QUARANTINED,
+        HealthState.FINE,
+    )
+    assert harness.status(other).reason == (
         f"{lane.addresses[0]} is quarantined: its config space reads 0xff (no-answer)"
     )  # fmt: skip
 
 
 def test_an_operators_hold_stays(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    gpu = one.gpu_of(one.book())
-    one.see(gpu, "no-answer")
-    one.run()
-    (hold,) = one.ledger.hold([gpu], one.now, FOREVER, EVE, "new fan")
-    one.service.release(gpu, "it answers", EVE)
-    one.run()
-    assert one.cloud.reserved == {provider(gpu): 1}
-    assert one.ledger.get(hold.id).state.value == "active"
-    assert one.status(gpu).reason.startswith("held by eve")
+    harness = ward()
+    gpu = harness.gpu_of(harness.book())
+    harness.see(gpu, "no-answer")
+    harness.run()
+    (hold,) = harness.ledger.hold([gpu], harness.now, FOREVER, EVE, "new fan")
+    harness.service.release(gpu, "it answers", EVE)
+    harness.run()
+    assert harness.cloud.reserved == {provider(gpu): 1}
+    assert harness.ledger.get(hold.id).state.value == "active"
+    assert harness.status(gpu).reason.startswith("held by eve")
 
 
 def test_what_cannot_be_done_is_said(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    gpu = one.gpu_of(one.book())
+    harness = ward()
+    gpu = harness.gpu_of(harness.book())
     with pytest.raises(NoSuchGpuError, match="there is no GPU 'h/1'; name one as in"):
-        one.service.quarantine("h/1", "", EVE)
+        harness.service.quarantine("h/1", "", EVE)
     with pytest.raises(HealthLifeError, match=f"GPU {gpu} is fine and cannot become in repair"):
-        one.service.start_repair(gpu, "", EVE)
+        harness.service.start_repair(gpu, "", EVE)
     with pytest.raises(BlockedError, match="a repair begins with"):
-        one.service.end_repair(gpu, "", EVE)
+        harness.service.end_repair(gpu, "", EVE)
     with pytest.raises(ValueError, match="no such signals: nonsense"):
-        one.see(gpu, "nonsense")
-    one.service.quarantine(gpu, "it smells", EVE)
-    one.service.start_repair(gpu, "", EVE)
+        harness.see(gpu, "nonsense")
+    harness.service.quarantine(gpu, "it smells", EVE)
+    harness.service.start_repair(gpu, "", EVE)
     with pytest.raises(BlockedError, match="is in repair"):
-        one.service.release(gpu, "", EVE)
-    one.service.end_repair(gpu, "no time", EVE, repaired=False)
-    assert one.service.gpu(gpu).state is HealthState.QUARANTINED
+        harness.service.release(gpu, "", EVE)
+    harness.service.end_repair(gpu, "no time", EVE, repaired=False)
+    assert harness.service.gpu(gpu).state is HealthState.QUARANTINED
 
 
 def test_after_a_repair_it_is_accepted_where_the_site_wants_that(ward: Callable[..., Ward]) -> None:
-    one = ward("accepting")
-    gpu = one.gpu_of(one.book())
-    one.service.quarantine(gpu, "it smells", EVE)
-    one.service.release(gpu, "not any more", EVE)
-    one.run()
-    assert one.service.gpu(gpu).state is HealthState.TO_ACCEPT
-    assert one.status(gpu).reason == "to be accepted: an operator has decided so"
+    harness = ward("accepting")
+    gpu = harness.gpu_of(harness.book())
+    harness.service.quarantine(gpu, "it smells", EVE)
+    harness.service.release(gpu, "not any more", EVE)
+    harness.run()
+    assert harness.service.gpu(gpu).state is HealthState.TO_ACCEPT
+    assert harness.status(gpu).reason == "to be accepted: an operator has decided so"
     host, _, _ = gpu.partition("/")
     look = {"kernel": "6.1", "firmware": "bios", "qemu": "8.2", "log": []}
-    one.service.hear(HostContact(host, one.now, json.dumps(look)), {})
-    one.service.release(gpu, "it did a day of work", EVE)
-    one.run()
-    known = one.service.gpu(gpu)
-    assert (known.state, known.by, known.accepted) == (HealthState.FINE, "eve", one.now)
-    assert known.software == Software("6.1", "bios", "8.2")
-    assert one.cloud.reserved == {}
+    harness.service.hear(HostContact(host, harness.now, json.dumps(look)), {})
+    harness.service.release(gpu, "it did a day of work", EVE)
+    harness.run()
+    record = harness.service.gpu(gpu)
+    assert (record.state, record.by, record.accepted) == (HealthState.FINE, "eve", harness.now)
+    assert record.software == Software("6.1", "bios", "8.2")
+    assert harness.cloud.reserved == {}
 
 
 def test_a_repair_in_which_the_card_was_changed_ends_with_its_acceptance(ward: Callable[..., Ward]) -> None:
-    one = ward("new")
-    gpu = one.service.view()[0].health.name
-    for known in one.service.view():
-        one.service.release(known.health.name, "it did a day of work", EVE)
-    one.service.know_card(gpu, "0123456789abcdef")
-    one.service.quarantine(gpu, "it smells", EVE)
-    one.service.start_repair(gpu, "", EVE)
-    one.service.know_card(gpu, "fedcba9876543210")
-    one.run()
-    assert one.service.gpu(gpu).state is HealthState.IN_REPAIR
-    assert one.service.end_repair(gpu, "another card", EVE).state is HealthState.TO_ACCEPT
-    one.run()
-    assert one.service.release(gpu, "it did a day of work", EVE).state is HealthState.FINE
-    one.run()
-    assert one.service.gpu(gpu).state is HealthState.FINE
+    harness = ward("new")
+    gpu = harness.service.view()[0].health.name
+    for view in harness.service.view():
+        harness.service.release(view.health.name, "it did a day of work", EVE)
+    harness.service.know_card(gpu, "0123456789abcdef")
+    harness.service.quarantine(gpu, "it smells", EVE)
+    harness.service.start_repair(gpu, "", EVE)
+    harness.service.know_card(gpu, "fedcba9876543210")
+    harness.run()
+    assert harness.service.gpu(gpu).state is HealthState.IN_REPAIR
+    assert harness.service.end_repair(gpu, "another card", EVE).state is HealthState.TO_ACCEPT
+    harness.run()
+    assert harness.service.release(gpu, "it did a day of work", EVE).state is HealthState.FINE
+    harness.run()
+    assert harness.service.gpu(gpu).state is HealthState.FINE
 
 
 def test_what_is_bad_when_it_leaves_the_site_file_is_bad_when_it_comes_back(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    gpu = one.gpu_of(one.book())
-    one.service.quarantine(gpu, "it smells", EVE)
-    places = one.health.places
-    one.health.places = tuple(place for place in places if place.name != gpu)
-    one.run()
+    harness = ward()
+    gpu = harness.gpu_of(harness.book())
+    harness.service.quarantine(gpu, "it smells", EVE)
+    places = harness.health.places
+    harness.health.places = tuple(place for place in places if place.name != gpu)
+    harness.run()
     with pytest.raises(NoSuchGpuError):
-        one.service.gpu(gpu)
-    one.health.places = places
-    one.run()
-    assert one.service.gpu(gpu).state is HealthState.QUARANTINED
-    assert one.cloud.reserved == {provider(gpu): 1}
+        harness.service.gpu(gpu)
+    harness.health.places = places
+    harness.run()
+    assert harness.service.gpu(gpu).state is HealthState.QUARANTINED
+    assert harness.cloud.reserved == {provider(gpu): 1}
 
 
 def test_too_much_is_asked_about_and_a_person_decides(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    gpus = [lane.name for lane in one.ledger.lanes("t4")]
+    harness = ward()
+    gpus = [lane.name for lane in harness.ledger.lanes("t4")]
     for gpu in gpus:
-        one.see(gpu, "link-width")
-    one.run()
-    assert one.cloud.reserved == {provider(gpus[0]): 1}, "a quarter of four"
-    assert one.health.asked == tuple(sorted(gpus[1:]))
-    one.service.quarantine(gpus[1], "yes", EVE)
-    one.service.release(gpus[2], "no, the rule is wrong", EVE)
-    one.run()
-    assert one.health.asked == (gpus[3],)
-    assert one.cloud.reserved.keys() == {provider(gpus[0]), provider(gpus[1])}
-    one.see(gpus[2], "link-width")
-    one.run()
-    assert (one.health.asked, one.service.gpu(gpus[2]).state) == ((gpus[3],), HealthState.FINE)
+        harness.see(gpu, "link-width")
+    harness.run()
+    assert harness.cloud.reserved == {provider(gpus[0]): 1}, "a quarter of four"
+    assert harness.health.asked == tuple(sorted(gpus[1:]))
+    harness.service.quarantine(gpus[1], "yes", EVE)
+    harness.service.release(gpus[2], "no, the rule is wrong", EVE)
+    harness.run()
+    assert harness.health.asked == (gpus[3],)
+    assert harness.cloud.reserved.keys() == {provider(gpus[0]), provider(gpus[1])}
+    harness.see(gpus[2], "link-width")
+    harness.run()
+    assert (harness.health.asked, harness.service.gpu(gpus[2]).state) == ((gpus[3],), HealthState.FINE)
 
 
 def test_another_card_is_seen_as_such(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    gpu = one.gpu_of(one.book())
-    one.service.know_card(gpu, "00042d")
-    one.service.know_card(gpu, "00042d")
-    one.service.know_card(gpu, "00042e")
-    one.run()
-    known = one.service.gpu(gpu)
-    assert (known.card, known.accepted, known.software) == ("00042e", None, Software())
-    causes = [event.cause for event in one.service.store.events(card="00042e")]
+    harness = ward()
+    gpu = harness.gpu_of(harness.book())
+    harness.service.know_card(gpu, "00042d")
+    harness.service.know_card(gpu, "00042d")
+    harness.service.know_card(gpu, "00042e")
+    harness.run()
+    record = harness.service.gpu(gpu)
+    assert (record.card, record.accepted, record.software) == ("00042e", None, Software())
+    causes = [event.cause for event in harness.service.store.events(card="00042e")]
     assert "its card is 00042e, and was 00042d" in causes
-    assert len(one.service.store.events(card="00042d")) == 1
+    assert len(harness.service.store.events(card="00042d")) == 1
 
 
 def test_what_a_guest_calls_a_card_is_no_other_card(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    gpu = one.gpu_of(one.book())
-    one.service.store.put(replace(one.service.gpu(gpu), card="GPU-5d3d3b6e"))
-    one.service.know_card(gpu, "00042d")
-    assert one.service.gpu(gpu).card == "00042d"
-    assert one.service.store.open_observations() == []
+    harness = ward()
+    gpu = harness.gpu_of(harness.book())
+    harness.service.store.put(replace(harness.service.gpu(gpu), card="GPU-5d3d3b6e"))
+    harness.service.know_card(gpu, "00042d")
+    assert harness.service.gpu(gpu).card == "00042d"
+    assert harness.service.store.open_observations() == []
 
 
 def test_a_runner_that_fails_its_check_is_one_more_signal(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    gpu = one.gpu_of(one.book())
+    harness = ward()
+    gpu = harness.gpu_of(harness.book())
     runner = replace(RUNNER, gpus=(gpu,), reason="nvidia-smi saw no GPU", choice=replace(RUNNER.choice, pool="t4"))
-    Quarantine(one.ledger, lambda: one.now, one.service).hold(runner)
-    one.run()
-    known = one.service.gpu(gpu)
-    assert (known.state, known.signal) == (HealthState.QUARANTINED, "job-check")
-    assert one.service.store.events(limit=1)[0].evidence == "r1: runner r1: nvidia-smi saw no GPU"
+    Quarantine(harness.ledger, lambda: harness.now, harness.service).hold(runner)
+    harness.run()
+    record = harness.service.gpu(gpu)
+    assert (record.state, record.signal) == (HealthState.QUARANTINED, "job-check")
+    assert harness.service.store.events(limit=1)[0].evidence == "r1: runner r1: nvidia-smi saw no GPU"
 
 
 # What Nova and Placement say.
 
 
 def test_a_provider_that_is_gone_is_bad_when_its_host_is_there(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    gpu = one.gpu_of(one.book())
-    take = one.cloud.take
+    harness = ward()
+    gpu = harness.gpu_of(harness.book())
+    take = harness.cloud.take
 
     def without(now: datetime) -> Any:
-        seen = take(now)
-        return replace(seen, providers={n: p for n, p in seen.providers.items() if n != provider(gpu)})
+        snapshot = take(now)
+        return replace(snapshot, providers={n: p for n, p in snapshot.providers.items() if n != provider(gpu)})
 
-    one.cloud.take = without  # type: ignore[method-assign]
-    one.run()
-    one.now += PATIENCE - timedelta(seconds=1)
-    one.run()
-    assert one.service.gpu(gpu).state is HealthState.FINE, "perhaps nova-compute only restarts"
-    one.now += timedelta(seconds=1)
-    one.run()
-    one.run()
-    assert one.service.gpu(gpu).signal == "no-provider"
+    harness.cloud.take = without  # type: ignore[method-assign]
+    harness.run()
+    harness.now += PATIENCE - timedelta(seconds=1)
+    harness.run()
+    assert harness.service.gpu(gpu).state is HealthState.FINE, "perhaps nova-compute only restarts"
+    harness.now += timedelta(seconds=1)
+    harness.run()
+    harness.run()
+    assert harness.service.gpu(gpu).signal == "no-provider"
 
 
 def test_three_servers_that_fail_on_one_gpu_make_it_suspect(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    gpu = one.gpu_of(one.book())
+    harness = ward()
+    gpu = harness.gpu_of(harness.book())
     for number, person in enumerate((ADA, EVE, ADA)):
-        assert one.service.gpu(gpu).state is not HealthState.SUSPECT
+        assert harness.service.gpu(gpu).state is not HealthState.SUSPECT
         id = f"s{number}"
-        one.cloud.boot(id, person.user_id, person.project_id, [provider(gpu)], one.now)
-        one.cloud.servers[id] = replace(one.cloud.servers[id], status="BUILD")
-        one.run()
-        del one.cloud.holders[provider(gpu)]
-        one.cloud.servers[id] = replace(one.cloud.servers[id], status="ERROR")
-        one.run()
-    one.run()
-    assert (one.service.gpu(gpu).state, one.service.gpu(gpu).signal) == (HealthState.SUSPECT, "creates-fail")
+        harness.cloud.boot(id, person.user_id, person.project_id, [provider(gpu)], harness.now)
+        harness.cloud.servers[id] = replace(harness.cloud.servers[id], status="BUILD")
+        harness.run()
+        del harness.cloud.holders[provider(gpu)]
+        harness.cloud.servers[id] = replace(harness.cloud.servers[id], status="ERROR")
+        harness.run()
+    harness.run()
+    assert (harness.service.gpu(gpu).state, harness.service.gpu(gpu).signal) == (HealthState.SUSPECT, "creates-fail")
 
 
 @pytest.mark.parametrize(
     ("in_use", "state"), [(False, HealthState.SUSPECT), (True, HealthState.IN_USE), (None, HealthState.IN_USE)]
 )
 def test_a_server_whose_gpu_nobody_has_open(ward: Callable[..., Ward], in_use: bool | None, state: HealthState) -> None:
-    one = ward()
-    booking = one.book(hours=0)
-    one.run()
-    gpu = one.gpu_of(booking)
+    harness = ward()
+    booking = harness.book(hours=0)
+    harness.run()
+    gpu = harness.gpu_of(booking)
     host, _, address = gpu.partition("/")
-    one.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider(gpu)], one.now)
-    one.cloud.servers["s1"] = replace(one.cloud.servers["s1"], launched=one.now, host=host)
-    one.service.hear(HostContact(host, one.now), {address: False})
-    one.run()
-    assert one.service.gpu(gpu).state is HealthState.IN_USE, "that was a moment ago"
-    one.now += LASTS
-    one.service.hear(HostContact(host, one.now), {address: in_use})
-    one.run()
-    one.run()
-    assert one.service.gpu(gpu).state is state
+    harness.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider(gpu)], harness.now)
+    harness.cloud.servers["s1"] = replace(harness.cloud.servers["s1"], launched=harness.now, host=host)
+    harness.service.hear(HostContact(host, harness.now), {address: False})
+    harness.run()
+    assert harness.service.gpu(gpu).state is HealthState.IN_USE, "that was a moment ago"
+    harness.now += LASTS
+    harness.service.hear(HostContact(host, harness.now), {address: in_use})
+    harness.run()
+    harness.run()
+    assert harness.service.gpu(gpu).state is state
 
 
 def test_its_hosts_silence_is_shown(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    assert {view.silent for view in one.service.view()} == {True}
-    host = one.service.view()[0].health.host
-    one.service.hear(HostContact(host, one.now), {})
-    assert {view.silent for view in one.service.view() if view.health.host == host} == {False}
-    one.now -= timedelta(days=1)
-    assert {view.silent for view in one.service.view()} == {True}, "the clock has gone back, and it said nothing since"
-    one.now += timedelta(days=1, minutes=3)
-    assert {view.silent for view in one.service.view()} == {True}
-    one.run()
-    assert {view.health.state for view in one.service.view()} == {HealthState.FINE}
+    harness = ward()
+    assert {view.silent for view in harness.service.view()} == {True}
+    host = harness.service.view()[0].health.host
+    harness.service.hear(HostContact(host, harness.now), {})
+    assert {view.silent for view in harness.service.view() if view.health.host == host} == {False}
+    harness.now -= timedelta(days=1)
+    assert {view.silent for view in harness.service.view()} == {True}, (
+        "the clock has gone back, and it said nothing since"
+    )
+    harness.now += timedelta(days=1, minutes=3)
+    assert {view.silent for view in harness.service.view()} == {True}
+    harness.run()
+    assert {view.health.state for view in harness.service.view()} == {HealthState.FINE}
 
 
 # Kills.
@@ -542,7 +549,7 @@ def killed_after(steps: int, one: Ward, patch: pytest.MonkeyPatch) -> Iterator[N
         try:
             yield
         finally:
-            one.cloud.between = lambda asked: None
+            one.cloud.between = lambda request: None
 
 
 def every_kill(first: Ward, work: Callable[[Ward], object], patch: pytest.MonkeyPatch) -> Iterator[Ward]:
@@ -553,39 +560,39 @@ def every_kill(first: Ward, work: Callable[[Ward], object], patch: pytest.Monkey
         folder = first.folder / str(steps)
         folder.mkdir()
         shutil.copyfile(first.folder / "ledger.db", folder / "ledger.db")
-        one = Ward(folder, first.compiled)
+        harness = Ward(folder, first.compiled)
         for name in ("reserved", "generations", "limits", "marks"):
-            setattr(one.cloud, name, dict(getattr(first.cloud, name)))
+            setattr(harness.cloud, name, dict(getattr(first.cloud, name)))
         try:
-            with killed_after(steps, one, patch):
-                work(one)
+            with killed_after(steps, harness, patch):
+                work(harness)
         except Killed:
-            one.store.close()
-            one.open()
-            one.run()
-            yield one
-            one.store.close()
+            harness.store.close()
+            harness.open()
+            harness.run()
+            yield harness
+            harness.store.close()
         else:
             assert steps > 5, "there was something to be killed"
-            one.store.close()
+            harness.store.close()
             return
     raise AssertionError("it never ends")
 
 
-def both_loops(one: Ward) -> None:
-    one.watched.bookings.run()
-    one.health.run()
+def both_loops(harness: Ward) -> None:
+    harness.watched.bookings.run()
+    harness.health.run()
 
 
 def test_a_quarantine_survives_a_kill_at_each_step(ward: Callable[..., Ward], monkeypatch: pytest.MonkeyPatch) -> None:
     first = ward()
     first.see(first.gpu_of(first.book()), "no-answer")
-    for one in every_kill(first, both_loops, monkeypatch):
-        (gpu,) = [known for known in one.service.store.gpus() if known.state is not HealthState.FINE]
-        assert one.events(gpu.name) == [(HealthState.QUARANTINED, "")], "once"
-        assert one.service.store.open_observations() == []
-        assert one.cloud.reserved.keys() == one.held() == {provider(gpu.name)}
-        assert one.gpu_of(one.ledger.get("b1")) != gpu.name
+    for harness in every_kill(first, both_loops, monkeypatch):
+        (gpu,) = [record for record in harness.service.store.gpus() if record.state is not HealthState.FINE]
+        assert harness.events(gpu.name) == [(HealthState.QUARANTINED, "")], "once"
+        assert harness.service.store.open_observations() == []
+        assert harness.cloud.reserved.keys() == harness.held() == {provider(gpu.name)}
+        assert harness.gpu_of(harness.ledger.get("b1")) != gpu.name
 
 
 def test_a_release_survives_a_kill_at_each_step(ward: Callable[..., Ward], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -594,69 +601,69 @@ def test_a_release_survives_a_kill_at_each_step(ward: Callable[..., Ward], monke
     first.see(gpu, "no-answer")
     first.run()
     first.service.release(gpu, "well", EVE)
-    for one in every_kill(first, both_loops, monkeypatch):
-        assert {known.state for known in one.service.store.gpus()} == {HealthState.FINE}
-        assert (one.cloud.reserved, one.held()) == ({}, set())
+    for harness in every_kill(first, both_loops, monkeypatch):
+        assert {record.state for record in harness.service.store.gpus()} == {HealthState.FINE}
+        assert (harness.cloud.reserved, harness.held()) == ({}, set())
 
 
 # Who has a server on a GPU that goes bad.
 
 
-def boot(one: Ward, server: str, gpu: str, who: Person = ADA) -> None:
-    one.cloud.boot(server, who.user_id, who.project_id, [provider_name(*gpu.split("/"))], one.now)
+def boot(harness: Ward, server: str, gpu: str, who: Person = ADA) -> None:
+    harness.cloud.boot(server, who.user_id, who.project_id, [provider_name(*gpu.split("/"))], harness.now)
 
 
-def t4s(one: Ward) -> list[str]:
-    return [f"{gpu.host}/{gpu.address}" for gpu in one.compiled.gpus if gpu.pool == "t4" and not gpu.blocked]
+def t4s(harness: Ward) -> list[str]:
+    return [f"{gpu.host}/{gpu.address}" for gpu in harness.compiled.gpus if gpu.pool == "t4" and not gpu.blocked]
 
 
-def told(one: Ward) -> list[tuple[str, str, str]]:
+def told(harness: Ward) -> list[tuple[str, str, str]]:
     """(booking, address, what was seen) of the messages about faults, each once."""
-    found = [row.event for row in one.store.take_undelivered("test", one.now, 99)]
-    for event in found:
-        one.store.mark_delivered("test", event.id, one.now)
-    return [(one.booking, one.email, one.details["trouble"]) for one in found if one.kind == "server.fault"]
+    events = [row.event for row in harness.store.take_undelivered("test", harness.now, 99)]
+    for event in events:
+        harness.store.mark_delivered("test", event.id, harness.now)
+    return [(fault.booking, fault.email, fault.details["trouble"]) for fault in events if fault.kind == "server.fault"]
 
 
 def test_the_owner_of_a_server_whose_gpu_goes_bad_is_told_once_for_each_time(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    told(one)
-    booking = one.book(hours=0)
-    one.run()
-    gpu = one.gpu_of(booking)
-    boot(one, "s1", gpu)
-    one.run()
+    harness = ward()
+    told(harness)
+    booking = harness.book(hours=0)
+    harness.run()
+    gpu = harness.gpu_of(booking)
+    boot(harness, "s1", gpu)
+    harness.run()
     host, _, address = gpu.partition("/")
-    one.service.observe([Observation(host, address, "ecc", one.now, "3 ECC errors", "s1")])
-    one.run()
-    assert told(one) == [(booking.id, "ada@example.org", "an uncorrectable ECC error more (3 ECC errors)")]
+    harness.service.observe([Observation(host, address, "ecc", harness.now, "3 ECC errors", "s1")])
+    harness.run()
+    assert told(harness) == [(booking.id, "ada@example.org", "an uncorrectable ECC error more (3 ECC errors)")]
     for code in ("ecc", "no-answer"):  # again, and then worse: it is the same time
-        one.now += timedelta(minutes=2)
-        one.see(gpu, code)
-        one.run()
-    assert one.service.gpu(gpu).state is HealthState.QUARANTINED
-    one.store.close()
-    one.open()
-    one.run()
-    assert told(one) == [], "also not by another process"
-    one.service.release(gpu, "well after all", EVE)
-    one.run()
-    one.now += timedelta(minutes=2)
-    one.see(gpu, "no-answer")
-    one.run()
-    assert told(one) == [(booking.id, "ada@example.org", "its config space reads 0xff")]
+        harness.now += timedelta(minutes=2)
+        harness.see(gpu, code)
+        harness.run()
+    assert harness.service.gpu(gpu).state is HealthState.QUARANTINED
+    harness.store.close()
+    harness.open()
+    harness.run()
+    assert told(harness) == [], "also not by another process"
+    harness.service.release(gpu, "well after all", EVE)
+    harness.run()
+    harness.now += timedelta(minutes=2)
+    harness.see(gpu, "no-answer")
+    harness.run()
+    assert told(harness) == [(booking.id, "ada@example.org", "its config space reads 0xff")]
 
 
 def test_a_message_about_a_fault_says_what_comes_and_no_words_of_others(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    told(one)
-    gpu = t4s(one)[0]
-    boot(one, "s1", gpu)
-    one.cloud.emails = {"u-ada": "ada@keystone.example.org"}
-    one.run()
-    one.service.report(gpu, "bob's experiment broke it", EVE)
-    one.run()
-    events = [row.event for row in one.store.take_undelivered("test", one.now, 99)]
+    harness = ward()
+    told(harness)
+    gpu = t4s(harness)[0]
+    boot(harness, "s1", gpu)
+    harness.cloud.emails = {"u-ada": "ada@keystone.example.org"}
+    harness.run()
+    harness.service.report(gpu, "bob's experiment broke it", EVE)
+    harness.run()
+    events = [row.event for row in harness.store.take_undelivered("test", harness.now, 99)]
     (event,) = [event for event in events if event.kind == "server.fault"]
     assert (event.booking, event.email) == ("", "ada@keystone.example.org")
     assert event.details["trouble"] == "somebody reported a fault"
@@ -668,40 +675,40 @@ def test_a_message_about_a_fault_says_what_comes_and_no_words_of_others(ward: Ca
 
 
 def test_who_cannot_be_told_is_in_the_audit_log_and_runners_are_nobodys(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    told(one)
-    first, second = t4s(one)[:2]
-    boot(one, "s1", first)
-    one.health._faults._runners = "art"
-    boot(one, "s2", second, EVE)
-    one.run()
+    harness = ward()
+    told(harness)
+    first, second = t4s(harness)[:2]
+    boot(harness, "s1", first)
+    harness.health._faults._runners = "art"
+    boot(harness, "s2", second, EVE)
+    harness.run()
     for gpu in (first, second):
-        one.service.quarantine(gpu, "it smells", EVE)
-    one.run()
-    one.run()
-    assert told(one) == [("", "", "an operator has taken it out of use")]
-    said = [entry for entry in one.ledger.audit(100) if entry.action == "server.fault"]
-    assert [(entry.target, entry.text) for entry in said] == [
+        harness.service.quarantine(gpu, "it smells", EVE)
+    harness.run()
+    harness.run()
+    assert told(harness) == [("", "", "an operator has taken it out of use")]
+    entries = [entry for entry in harness.ledger.audit(100) if entry.action == "server.fault"]
+    assert [(entry.target, entry.text) for entry in entries] == [
         ("s1", f"server s1: GPU {first} is quarantined: an operator has taken it out of use")
     ]
-    assert ("message.no_address", "s1") in {(entry.action, entry.target) for entry in one.ledger.audit(100)}
+    assert ("message.no_address", "s1") in {(entry.action, entry.target) for entry in harness.ledger.audit(100)}
 
 
 def test_whom_a_bad_gpu_was_lent_to_knows_it(ward: Callable[..., Ward]) -> None:
-    one = ward()
-    told(one)
-    lent, other = t4s(one)[:2]
+    harness = ward()
+    told(harness)
+    lent, other = t4s(harness)[:2]
     for gpu in (lent, other):
-        one.service.quarantine(gpu, "it smells", EVE)
-    one.ledger.loans.lend(lent, ADA.project_id, ADA.project, one.now + timedelta(hours=1), "look", EVE)
-    one.run()
-    one.now += timedelta(minutes=1)
-    boot(one, "s1", lent)
-    one.run()
-    assert told(one) == []
-    boot(one, "s2", other)  # it was not held in time, or the cloud's clock is ahead
-    one.run()
-    assert [seen for _, _, seen in told(one)] == ["an operator has taken it out of use"]
+        harness.service.quarantine(gpu, "it smells", EVE)
+    harness.ledger.loans.lend(lent, ADA.project_id, ADA.project, harness.now + timedelta(hours=1), "look", EVE)
+    harness.run()
+    harness.now += timedelta(minutes=1)
+    boot(harness, "s1", lent)
+    harness.run()
+    assert told(harness) == []
+    boot(harness, "s2", other)  # it was not held in time, or the cloud's clock is ahead
+    harness.run()
+    assert [trouble for _, _, trouble in told(harness)] == ["an operator has taken it out of use"]
 
 
 # Baselines
@@ -713,7 +720,7 @@ def look(inventory: Ward, gpu: str, number: int, width: int) -> bytes:
     like = {"config": "de10b41d", "driver": "vfio-pci", "power": "D0"}
     lanes = {gpu.address: width if gpu.address == address else 16 for gpu in inventory.service.store.gpus(host=host)}
     link = {"speed": 8.0, "max_speed": 8.0, "max_width": 16}
-    gpus = [{"address": one, **like, "link": {**link, "width": count}} for one, count in lanes.items()]
+    gpus = [{"address": gpu_address, **like, "link": {**link, "width": count}} for gpu_address, count in lanes.items()]
     return json.dumps({"host": host, "boot": "b1", "number": number, "gpus": gpus}).encode()
 
 
@@ -760,9 +767,9 @@ def test_a_baseline_is_of_one_card(ward: Callable[..., Ward], before: str, after
     facts = {"link-width": 8.0}
     inventory.service.store.put(replace(gpu, card=before, shown=facts, baseline=Baseline(NOW, "eve", before, facts)))
     inventory.service.know_card(gpu.name, after)
-    kept = Baseline(NOW, "eve", after, facts)
+    baseline = Baseline(NOW, "eve", after, facts)
     assert (inventory.service.gpu(gpu.name).baseline, inventory.service.gpu(gpu.name).shown) == (
-        (None, {}) if ends else (kept, facts)
+        (None, {}) if ends else (baseline, facts)
     )
 
 
@@ -770,13 +777,13 @@ def test_a_card_of_other_ids_ends_the_baseline_and_not_one_that_was_taken_since(
     inventory = ward()
     inventory.run()
     gpu = inventory.service.store.gpus()[0]
-    for taken, kept in ((NOW - timedelta(days=1), False), (NOW + timedelta(minutes=1), True)):
+    for taken, is_kept in ((NOW - timedelta(days=1), False), (NOW + timedelta(minutes=1), True)):
         inventory.service.store.put(
             replace(inventory.service.gpu(gpu.name), baseline=Baseline(taken, facts={"link-width": 8}))
         )
         inventory.see(gpu.name, "changed")
         inventory.run()
-        assert (inventory.service.gpu(gpu.name).baseline is not None) is kept
+        assert (inventory.service.gpu(gpu.name).baseline is not None) is is_kept
 
 
 # Signals that are overruled

@@ -42,8 +42,8 @@ def portal(tmp_path: Path, woken: list[str]) -> HealthPortal:
     return made
 
 
-def new(portal: HealthPortal, host: str = "gpu-1", **asked: str) -> str:
-    answer = portal.program(ROOT).post(f"/v1/hosts/{host}/tokens", json=asked)
+def new(portal: HealthPortal, host: str = "gpu-1", **body: str) -> str:
+    answer = portal.program(ROOT).post(f"/v1/hosts/{host}/tokens", json=body)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["token"])
 
@@ -57,8 +57,8 @@ def look(number: int = 1, **changed: Any) -> HostReport:
     return replace(LOOK, **{"number": number, "gpus": MINE, **changed})
 
 
-def send(portal: HealthPortal, token: str, said: HostReport | bytes, path: str = PATH) -> Any:
-    body = said if isinstance(said, bytes) else json.dumps(said.as_dict()).encode()
+def send(portal: HealthPortal, token: str, report: HostReport | bytes, path: str = PATH) -> Any:
+    body = report if isinstance(report, bytes) else json.dumps(report.as_dict()).encode()
     client = TestClient(portal.app, raise_server_exceptions=False)
     return client.post(path, content=body, headers={"Authorization": f"Bearer {token}"})
 
@@ -73,8 +73,13 @@ def test_a_look_is_heard_and_what_it_means_is_observed(portal: HealthPortal, tok
     portal.clock.forward(minutes=1)
     gone = replace(MINE[1], present=False)
     assert send(portal, token, look(2, gpus=(MINE[0], gone, *MINE[2:]))).status_code == 204
-    (seen,) = portal.service.store.open_observations()
-    assert (seen.host, seen.address, seen.code, seen.seen) == ("gpu-1", gone.address, "missing", portal.clock())
+    (observation,) = portal.service.store.open_observations()
+    assert (observation.host, observation.address, observation.code, observation.seen) == (
+        "gpu-1",
+        gone.address,
+        "missing",
+        portal.clock(),
+    )
     assert woken == [f"missing of gpu-1/{gone.address}"]
 
 
@@ -153,9 +158,9 @@ def test_tokens_are_made_by_admins_for_hosts_of_the_site(portal: HealthPortal) -
 
 def test_no_token_is_kept(portal: HealthPortal, token: str, tmp_path: Path) -> None:
     send(portal, token, look())
-    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert digest_of(token).encode() in kept
-    assert token.encode() not in kept
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert digest_of(token).encode() in stored
+    assert token.encode() not in stored
     assert token.startswith("gyh_")
 
 
@@ -220,8 +225,8 @@ def test_what_becomes_of_looks_is_counted(portal: HealthPortal, token: str, monk
     looks = "looks of hosts"
     assert {"taken", *REFUSALS} == {outcome for what, outcome in zero if what == looks}
     assert ("results of scrubs", "bad_results") in zero
-    for said, sender in ((look(5), token), (look(5), token), (b"{}", token), (look(6), "x"), (look(6), token)):
-        send(portal, sender, said)
+    for report, sender in ((look(5), token), (look(5), token), (b"{}", token), (look(6), "x"), (look(6), token)):
+        send(portal, sender, report)
     monkeypatch.setattr(HealthStore, "hear", fails)
     send(portal, token, look(7))
     now = counted()

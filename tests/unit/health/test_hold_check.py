@@ -63,16 +63,18 @@ class Harness:
         return [gpu for gpu in self.world.compiled.gpus if gpu.pool == POOL]
 
     def quarantine(self, gpu: Gpu) -> None:
-        one = self.service.store.gpu(gpu.host, gpu.address)
+        record = self.service.store.gpu(gpu.host, gpu.address)
         bad = GpuHealth(gpu.host, gpu.address, POOL, HealthState.QUARANTINED, self.world.clock(), "dead", "no-answer")
-        assert self.service.store.put(bad if one is None else bad.__class__(**{**vars(bad), "version": one.version}))
+        assert self.service.store.put(
+            bad if record is None else bad.__class__(**{**vars(bad), "version": record.version})
+        )
 
     def hold(self, gpu: Gpu) -> None:
         """As the loop of bookings does: written down first."""
-        mine = [one for one in self.gpus() if (one.host, one.group) == (gpu.host, gpu.group)]
-        held = " ".join(f"{one.provider_name}=2" for one in mine)
+        mine = [peer for peer in self.gpus() if (peer.host, peer.group) == (gpu.host, gpu.group)]
+        held = " ".join(f"{peer.provider_name}=2" for peer in mine)
         self.world.ledger.upkeep.records.set_value(POOL, "holds", held)
-        self.placement.reserved |= {one.provider_name: 1 for one in mine}
+        self.placement.reserved |= {peer.provider_name: 1 for peer in mine}
 
     def push(self) -> int:
         (job,) = self.world.github.forge.push("demo/science", [JobOrder(("gpuyard-v100",), 60, "success")]).jobs
@@ -137,16 +139,16 @@ def test_a_runner_on_a_gpu_that_went_bad_during_its_create_never_gets_a_job(inve
     job = inventory.world.job(id)
     assert (job.status, job.conclusion, len(job.tries)) == (COMPLETED, "success", 1)
     assert job.tries[0].runner != first.name
-    told = inventory.world.our_job(job)
-    assert told is not None
-    assert told.tries == 0, "nobody's failure"
+    our_job = inventory.world.our_job(job)
+    assert our_job is not None
+    assert our_job.tries == 0, "nobody's failure"
 
 
 def test_what_can_be_had_is_told_by_placement_itself(inventory: Harness) -> None:
     gpu, check = inventory.gpus()[0], inventory.check
-    asked: list[str] = []
-    inventory.placement.between = asked.append
-    assert (check.unheld(POOL), check.out_of_use(), asked) == ("", {}, []), "nothing is kept back, nobody is asked"
+    requests: list[str] = []
+    inventory.placement.between = requests.append
+    assert (check.unheld(POOL), check.out_of_use(), requests) == ("", {}, []), "nothing is kept back, nobody is asked"
     inventory.quarantine(gpu)
     assert check.unheld(POOL).startswith(f"GPU {gpu.host}/{gpu.address} is not held in Placement yet")
     assert check.unheld("t4") == "", "another pool"
@@ -156,8 +158,8 @@ def test_what_can_be_had_is_told_by_placement_itself(inventory: Harness) -> None
     assert check.unheld(POOL), "that has gone before the hold came"
     inventory.hold(gpu)
     assert check.unheld(POOL) == ""
-    asked.clear()
-    assert (check.unheld(POOL), asked) == ("", []), "a hold that was seen stands until it is written down otherwise"
+    requests.clear()
+    assert (check.unheld(POOL), requests) == ("", []), "a hold that was seen stands until it is written down otherwise"
     inventory.world.ledger.upkeep.records.set_value(POOL, "holds", f"{gpu.provider_name}=4")
     inventory.placement.reserved.clear()
     assert check.unheld(POOL), "another hold, which does not stand yet"
@@ -173,11 +175,11 @@ def test_a_whole_slot_is_out_with_one_of_its_gpus(inventory: Harness) -> None:
     inventory.quarantine(peer)
     inventory.placement.reserved[peer.provider_name] = 1
     assert f"{leader.host}/{leader.address}" in inventory.check.unheld(POOL)
-    assert inventory.check.out_of_use().keys() == {f"{one.host}/{one.address}" for one in (leader, peer)}
+    assert inventory.check.out_of_use().keys() == {f"{gpu.host}/{gpu.address}" for gpu in (leader, peer)}
 
 
 def test_nothing_is_started_while_placement_cannot_be_asked(inventory: Harness) -> None:
-    def down(asked: str) -> None:
+    def down(request: str) -> None:
         raise CloudError("503", 503)
 
     inventory.quarantine(inventory.gpus()[0])

@@ -63,11 +63,11 @@ class Story:
         self.number += 1
         self.now += timedelta(seconds=SECONDS)
         look = replace(LOOK, **{"number": self.number, "gpus": gpus or (GPU,), "log": log, **changed})
-        found, self.memory = judge(self.memory, look, {AT: self.gpu}, self.now)
-        for one in found:
-            assert (one.host, one.address, one.seen) == ("gpu-1", AT, self.now)
-            assert SIGNALS[one.code].source is Source.HOST
-        return [(one.code, one.evidence) for one in found]
+        observations, self.memory = judge(self.memory, look, {AT: self.gpu}, self.now)
+        for observation in observations:
+            assert (observation.host, observation.address, observation.seen) == ("gpu-1", AT, self.now)
+            assert SIGNALS[observation.code].source is Source.HOST
+        return [(observation.code, observation.evidence) for observation in observations]
 
     def codes(self, *gpus: GpuReport, **changed: Any) -> list[str]:
         return [code for code, _ in self.says(*gpus, **changed)]
@@ -101,8 +101,8 @@ BAD = [
 def test_what_is_wrong_with_a_device(code: str, seen: GpuReport, evidence: str) -> None:
     story = Story()
     assert story.says() == []
-    ((told, why),) = story.says(seen)
-    assert told == code
+    ((signal, why),) = story.says(seen)
+    assert signal == code
     assert evidence in why
 
 
@@ -149,8 +149,8 @@ def test_another_card_or_a_reset_that_is_gone_is_seen_across_a_reboot() -> None:
 
 def test_what_lasts_is_told_once_a_minute() -> None:
     story, gone = Story(), changed(present=False)
-    told = [story.codes(gone) for _ in range(13)]
-    assert [bool(codes) for codes in told] == [number % 6 == 0 for number in range(13)]
+    codes_by_look = [story.codes(gone) for _ in range(13)]
+    assert [bool(codes) for codes in codes_by_look] == [number % 6 == 0 for number in range(13)]
 
 
 def test_counters_of_another_boot_are_not_compared() -> None:
@@ -163,16 +163,16 @@ def test_counters_of_another_boot_are_not_compared() -> None:
 def test_correctable_errors_are_counted_by_the_hour() -> None:
     slow, quick = Story(), Story()
     assert not any(slow.codes(changed(aer={"correctable": number // 5})) for number in range(1000))  # 72 an hour
-    told = [quick.codes(changed(aer={"correctable": number})) for number in range(301)]  # 360 an hour
-    assert [number for number, codes in enumerate(told) if codes] == [100, 200, 300]
+    codes_by_look = [quick.codes(changed(aer={"correctable": number})) for number in range(301)]  # 360 an hour
+    assert [number for number, codes in enumerate(codes_by_look) if codes] == [100, 200, 300]
 
 
 def use(story: Story, *speeds: float, in_use: bool = True) -> list[str]:
     """All that is told while the link is seen at these speeds, one look after the other."""
-    told = []
+    codes = []
     for speed in speeds:
-        told += story.codes(changed(in_use=in_use, link=LinkReport(speed, 16, 8.0, 16)))
-    return told
+        codes += story.codes(changed(in_use=in_use, link=LinkReport(speed, 16, 8.0, 16)))
+    return codes
 
 
 def test_a_link_that_is_never_fast_since_a_server_has_the_gpu() -> None:
@@ -196,7 +196,7 @@ def test_of_a_use_that_began_unseen_nothing_is_said() -> None:
 
 def test_a_power_state_that_is_stuck_is_seen_twice() -> None:
     story, stuck = Story(), changed(power="D3cold", config="", in_use=True)
-    assert [story.codes(seen) for seen in (GPU, stuck, GPU, stuck, stuck)] == [[], [], [], [], ["power-stuck"]]
+    assert [story.codes(report) for report in (GPU, stuck, GPU, stuck, stuck)] == [[], [], [], [], ["power-stuck"]]
     assert Story().codes(changed(power="unknown", in_use=True)) == []
 
 
@@ -297,8 +297,8 @@ def sights(host: ModelHost, memory: HostMemory | None, number: int) -> tuple[set
     before = memory.look if memory else None
     look = watch.look(host.tree, before, number=number, time="", host="gpu-1")
     gpus = {at: replace(FINE, address=at) for at in ("0000:01:00.0", "0000:02:00.0")}
-    found, memory = judge(memory, look, gpus, T0 + timedelta(minutes=number))
-    return {(one.address, one.code) for one in found}, memory
+    observations, memory = judge(memory, look, gpus, T0 + timedelta(minutes=number))
+    return {(observation.address, observation.code) for observation in observations}, memory
 
 
 def test_a_host_that_changes_under_the_watch() -> None:
@@ -308,20 +308,20 @@ def test_a_host_that_changes_under_the_watch() -> None:
     for address in host.addresses():
         if host.ids(address).startswith("10de"):
             host._set_driver(address, "vfio-pci")
-    seen, memory = sights(host, None, 1)
-    assert seen == set()
+    signals, memory = sights(host, None, 1)
+    assert signals == set()
     host._set_driver("0000:01:00.0", "nouveau")
-    seen, memory = sights(host, memory, 2)
-    assert seen == {("0000:01:00.0", "driver")}
+    signals, memory = sights(host, memory, 2)
+    assert signals == {("0000:01:00.0", "driver")}
     del host.nodes["sys"]["bus"]["pci"]["devices"]["0000:02:00.0"]
     host._set_driver("0000:01:00.0", "vfio-pci")
     host._set_driver("0000:01:00.1", "snd_hda_intel")
-    seen, memory = sights(host, memory, 3)
-    assert seen == {("0000:02:00.0", "missing"), ("0000:01:00.0", "driver")}
+    signals, memory = sights(host, memory, 3)
+    assert signals == {("0000:02:00.0", "missing"), ("0000:01:00.0", "driver")}
     host.put("sys/bus/pci/devices/0000:02:00.0", {LINK: "../../../devices/pci0000:00/0000:02:00.0"})
     host._set_driver("0000:01:00.1", "vfio-pci")
-    seen, memory = sights(host, memory, 4)
-    assert seen == set()
+    signals, memory = sights(host, memory, 4)
+    assert signals == set()
 
 
 # Looks that nobody can read
@@ -412,10 +412,12 @@ def test_mutated_looks_are_read_or_refused(changes: list[tuple[tuple[str | int, 
         look = look_of(json.dumps(sent).encode())
     except LookRefusedError:
         return
-    found, memory = judge(None, look, {AT: FINE}, T0)
+    first, memory = judge(None, look, {AT: FINE}, T0)
     more, memory = judge(memory, replace(look, number=look.number + 1), {AT: FINE}, T0 + timedelta(minutes=2))
-    assert {one.code for one in (*found, *more)} <= SIGNALS.keys()
-    assert all(len(one.evidence) <= 500 and one.evidence.isprintable() for one in (*found, *more))
+    assert {observation.code for observation in (*first, *more)} <= SIGNALS.keys()
+    assert all(
+        len(observation.evidence) <= 500 and observation.evidence.isprintable() for observation in (*first, *more)
+    )
     assert look_of(json.dumps(memory.look.as_dict(), ensure_ascii=False).encode()) == memory.look
 
 
@@ -443,8 +445,8 @@ def test_whatever_a_host_goes_through(looks: list[tuple[GpuReport, str]]) -> Non
         boot = f"{boot}{sum(one != other for one, other in zip(boots[1 : number + 1], boots[:number], strict=True))}"
         now = T0 + timedelta(minutes=2 * number)
         look = replace(LOOK, boot=boot, number=number, gpus=(gpu,))
-        found, memory = judge(memory, look, {AT: FINE}, now)
-        codes = {one.code for one in found}
+        observations, memory = judge(memory, look, {AT: FINE}, now)
+        codes = {observation.code for observation in observations}
         if gpu.address != AT or not gpu.present:
             assert codes == {"missing"}
         elif gpu.config == "ffffffff":
@@ -498,10 +500,10 @@ def test_thresholds_are_the_gpus_own_and_of_what_is_off_nothing_is_said() -> Non
     errors = changed(aer={"correctable": 103, "nonfatal": 0, "fatal": 0}, link=LinkReport(8.0, 8, 8.0, 16))
     narrow = {"link-width": "off"}
     for count, codes in ((101, []), (50, ["aer-correctable"])):
-        said = {"signals": narrow, "gpus": {FINE.name: {"signals": {"aer-correctable": {"threshold": count}}}}}
-        verdicts = SignalVerdicts(SiteHealth.model_validate(said))
-        found, memory = judge(None, LOOK, {AT: FINE}, T0, verdicts)
-        assert found == []
+        rules = {"signals": narrow, "gpus": {FINE.name: {"signals": {"aer-correctable": {"threshold": count}}}}}
+        verdicts = SignalVerdicts(SiteHealth.model_validate(rules))
+        observations, memory = judge(None, LOOK, {AT: FINE}, T0, verdicts)
+        assert observations == []
         later = T0 + timedelta(seconds=SECONDS)
-        found, _ = judge(memory, replace(LOOK, number=2, gpus=(errors,)), {AT: FINE}, later, verdicts)
-        assert [one.code for one in found] == codes
+        observations, _ = judge(memory, replace(LOOK, number=2, gpus=(errors,)), {AT: FINE}, later, verdicts)
+        assert [observation.code for observation in observations] == codes

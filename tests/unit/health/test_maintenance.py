@@ -107,8 +107,8 @@ class HostWard(Ward):
 
     @property
     def one(self) -> MaintenanceView:
-        (found,) = self.watched.maintenance.views(past=True)
-        return found
+        (view,) = self.watched.maintenance.views(past=True)
+        return view
 
     def state(self) -> MaintenanceState:
         return self.one.maintenance.state
@@ -138,319 +138,319 @@ def ward(tmp_path: Path, sites: dict[str, CompiledSite], empty: Path) -> Iterato
         return made[-1]
 
     yield make
-    for one in made:
-        one.store.close()
+    for harness in made:
+        harness.store.close()
 
 
-def book(one: HostWard, hours: float, length: float = 1, gpu: str = "", who: Person = ADA) -> Booking:
-    begin = one.now.replace(microsecond=0) + hours * HOUR
-    return one.ledger.create(Ask("titan-xp", begin, begin + length * HOUR, gpu=gpu), who)[0]
+def book(harness: HostWard, hours: float, length: float = 1, gpu: str = "", who: Person = ADA) -> Booking:
+    begin = harness.now.replace(microsecond=0) + hours * HOUR
+    return harness.ledger.create(Ask("titan-xp", begin, begin + length * HOUR, gpu=gpu), who)[0]
 
 
-def told(one: HostWard) -> list[tuple[str, str]]:
+def told(harness: HostWard) -> list[tuple[str, str]]:
     """(kind, why) of what owners were told since the last time."""
-    found = one.store.take_undelivered("test", one.now, 100)
-    return [(row.event.kind, row.event.details.get("why", "")) for row in found]
+    deliveries = harness.store.take_undelivered("test", harness.now, 100)
+    return [(row.event.kind, row.event.details.get("why", "")) for row in deliveries]
 
 
-def lines(one: HostWard) -> list[HealthEvent]:
+def lines(harness: HostWard) -> list[HealthEvent]:
     """Of the record of XP, the newest first."""
     host, _, address = XP.partition("/")
-    return one.service.store.events(host, address)
+    return harness.service.store.events(host, address)
 
 
-def plan(one: HostWard, hours: float = 2, length: float = 2) -> Maintenance:
-    begin = one.now.replace(microsecond=0) + hours * HOUR
-    return one.watched.maintenance.plan(HOST, begin, begin + length * HOUR, "new kernel", EVE)
+def plan(harness: HostWard, hours: float = 2, length: float = 2) -> Maintenance:
+    begin = harness.now.replace(microsecond=0) + hours * HOUR
+    return harness.watched.maintenance.plan(HOST, begin, begin + length * HOUR, "new kernel", EVE)
 
 
 # The whole of it
 
 
 def test_a_host_is_drained_worked_on_checked_and_back(ward: Callable[..., HostWard]) -> None:
-    one = ward("kernel")
-    for gpu in one.gpus():  # accepted with the kernel that it has
-        one.service.store.put(replace(gpu, accepted=one.now, software=Software("6.1", "bios", "8.2")))
-    booking = book(one, 2.5, gpu=XP)
-    server = book(one, 0, 2.4, gpu=XP)
-    one.turn()
-    one.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider(XP)], one.now)
-    one.turn()
-    told(one)
+    harness = ward("kernel")
+    for gpu in harness.gpus():  # accepted with the kernel that it has
+        harness.service.store.put(replace(gpu, accepted=harness.now, software=Software("6.1", "bios", "8.2")))
+    booking = book(harness, 2.5, gpu=XP)
+    server = book(harness, 0, 2.4, gpu=XP)
+    harness.turn()
+    harness.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider(XP)], harness.now)
+    harness.turn()
+    told(harness)
     with pytest.raises(RefusedError):
-        one.ledger.hold([], one.now, one.now + HOUR, EVE, "", hosts=[HOST])  # that would be refused
-    begin = one.now.replace(microsecond=0) + 2 * HOUR
-    would = one.watched.maintenance.forecast(HOST, begin, begin + 2 * HOUR)
+        harness.ledger.hold([], harness.now, harness.now + HOUR, EVE, "", hosts=[HOST])  # that would be refused
+    begin = harness.now.replace(microsecond=0) + 2 * HOUR
+    would = harness.watched.maintenance.forecast(HOST, begin, begin + 2 * HOUR)
     assert [claim.server_name for claim in would.servers or ()] == ["s1"]
     assert [[each.id for each in some] for some in (would.bookings.moves, would.bookings.stays)] == [
         [booking.id], [server.id]
     ]  # fmt: skip
-    assert (told(one), one.gpu_of(booking), one.holds()) == ([], XP, []), "nothing has changed"
-    planned = plan(one)
+    assert (told(harness), harness.gpu_of(booking), harness.holds()) == ([], XP, []), "nothing has changed"
+    planned = plan(harness)
     assert (planned.state, planned.by, planned.title) == (M.PLANNED, "eve", f"maintenance of {HOST}: new kernel")
-    assert one.gpu_of(booking).startswith(OTHER), "what can be elsewhere is"
-    assert told(one) == [("booking.maintenance", planned.title)], "who cannot is told, at once"
-    assert [one.id for one in one.one.bookings] == [server.id]
-    holds = one.holds()
+    assert harness.gpu_of(booking).startswith(OTHER), "what can be elsewhere is"
+    assert told(harness) == [("booking.maintenance", planned.title)], "who cannot is told, at once"
+    assert [affected.id for affected in harness.one.bookings] == [server.id]
+    holds = harness.holds()
     assert {(hold.ask.pool, hold.ask.start, hold.ask.end, hold.user) for hold in holds} == {
         ("gtx-titan", planned.start, planned.until, "eve"),
         ("titan-xp", server.ask.end, planned.until, "eve"),
     }, "its own lane is the server's until that ends"
     with pytest.raises(RefusedError):
-        book(one, 2.5, gpu=XP)
-    one.turn()
-    assert one.status(XP).state is GpuState.CLAIMED
-    assert one.taken() == set()
+        book(harness, 2.5, gpu=XP)
+    harness.turn()
+    assert harness.status(XP).state is GpuState.CLAIMED
+    assert harness.taken() == set()
 
-    one.turn(hours=2)
-    assert one.state() is M.DRAINING
-    assert [claim.server_name for claim in one.one.servers or ()] == ["s1"]
-    assert one.taken() == {HOST}, "nobody new gets in, below the server neither"
+    harness.turn(hours=2)
+    assert harness.state() is M.DRAINING
+    assert [claim.server_name for claim in harness.one.servers or ()] == ["s1"]
+    assert harness.taken() == {HOST}, "nobody new gets in, below the server neither"
     until = planned.until.strftime("%Y-%m-%d %H:%M UTC")
     words = f"maintenance of {HOST}: new kernel, until {until}"
-    assert one.status(XP).reason == f"{words}; it is kept back when its server ends"
-    one.ledger.end(server.id, ADA)
-    del one.cloud.holders[provider(XP)], one.cloud.servers["s1"]
-    one.turn()
-    one.turn()
-    one.turn()
-    assert one.state() is M.IN_WORK
-    assert (one.status(XP).state, one.status(XP).reason) == (GpuState.HELD, words)
+    assert harness.status(XP).reason == f"{words}; it is kept back when its server ends"
+    harness.ledger.end(server.id, ADA)
+    del harness.cloud.holders[provider(XP)], harness.cloud.servers["s1"]
+    harness.turn()
+    harness.turn()
+    harness.turn()
+    assert harness.state() is M.IN_WORK
+    assert (harness.status(XP).state, harness.status(XP).reason) == (GpuState.HELD, words)
 
-    one.boot, one.kernel, one.gone = "boot-2", "6.12", frozenset({"0000:3b:00.0"})
-    one.hear()  # while the card is out
-    one.turn()
-    assert {gpu.state for gpu in one.gpus()} <= {S.FINE, S.RETURNED}
-    last = lines(one)[0]
+    harness.boot, harness.kernel, harness.gone = "boot-2", "6.12", frozenset({"0000:3b:00.0"})
+    harness.hear()  # while the card is out
+    harness.turn()
+    assert {gpu.state for gpu in harness.gpus()} <= {S.FINE, S.RETURNED}
+    last = lines(harness)[0]
     assert (last.signal, last.cause) == ("missing", "not in sysfs; its host is in maintenance")
-    one.turn(minutes=10)
-    assert not any(view.silent for view in one.service.view() if view.health.host == HOST)
-    assert {view.maintenance for view in one.service.view() if view.health.host == HOST} == {words}
+    harness.turn(minutes=10)
+    assert not any(view.silent for view in harness.service.view() if view.health.host == HOST)
+    assert {view.maintenance for view in harness.service.view() if view.health.host == HOST} == {words}
 
-    one.turn()
-    one.watched.maintenance.done(planned.id, "6.12 runs", EVE)
-    one.turn()
-    one.turn()
-    assert one.state() is M.CHECKING
-    assert "has not been heard from since the work was done" in one.one.maintenance.problems[0]
-    one.hear()
-    one.turn()
-    assert one.state() is M.CHECKING
-    assert one.one.maintenance.problems[0] == "0000:3b:00.0: not in sysfs (missing)"
-    assert one.taken() == {HOST}
-    one.gone = frozenset()
-    one.watched.maintenance.start(planned.id, "the card is loose", EVE)
-    one.turn()
-    one.watched.maintenance.done(planned.id, "it is in again", EVE)
-    one.turn()
-    one.hear()
-    one.turn()
-    assert one.state() is M.BACK
-    assert one.holds() == []
-    assert {gpu.state for gpu in one.gpus()} == {S.TO_ACCEPT}, "the whole host, whatever share of its pools that is"
-    assert {(gpu.signal, gpu.by) for gpu in one.gpus()} == {("kernel", "eve")}
-    one.turn()
-    assert one.status(XP).reason == "to be accepted: another kernel than it was accepted with (kernel)"
-    for gpu in one.gpus():
-        one.service.release(gpu.name, "it works", EVE)
-    one.turn()
-    assert (one.taken(), one.held()) == (set(), set())
-    causes = [event.cause for event in reversed(lines(one)) if "maintenance" in event.cause]
+    harness.turn()
+    harness.watched.maintenance.done(planned.id, "6.12 runs", EVE)
+    harness.turn()
+    harness.turn()
+    assert harness.state() is M.CHECKING
+    assert "has not been heard from since the work was done" in harness.one.maintenance.problems[0]
+    harness.hear()
+    harness.turn()
+    assert harness.state() is M.CHECKING
+    assert harness.one.maintenance.problems[0] == "0000:3b:00.0: not in sysfs (missing)"
+    assert harness.taken() == {HOST}
+    harness.gone = frozenset()
+    harness.watched.maintenance.start(planned.id, "the card is loose", EVE)
+    harness.turn()
+    harness.watched.maintenance.done(planned.id, "it is in again", EVE)
+    harness.turn()
+    harness.hear()
+    harness.turn()
+    assert harness.state() is M.BACK
+    assert harness.holds() == []
+    assert {gpu.state for gpu in harness.gpus()} == {S.TO_ACCEPT}, "the whole host, whatever share of its pools that is"
+    assert {(gpu.signal, gpu.by) for gpu in harness.gpus()} == {("kernel", "eve")}
+    harness.turn()
+    assert harness.status(XP).reason == "to be accepted: another kernel than it was accepted with (kernel)"
+    for gpu in harness.gpus():
+        harness.service.release(gpu.name, "it works", EVE)
+    harness.turn()
+    assert (harness.taken(), harness.held()) == (set(), set())
+    causes = [event.cause for event in reversed(lines(harness)) if "maintenance" in event.cause]
     assert len(causes) == 8
     assert causes[-1].endswith("kernel 6.12, and 6.1 before; 2 of them must be accepted before anybody gets them")
-    assert all(gpu.keeper == "" for gpu in one.gpus())
-    actions = [entry.action for entry in one.ledger.audit(200) if entry.action.startswith("maintenance.")]
+    assert all(gpu.keeper == "" for gpu in harness.gpus())
+    actions = [entry.action for entry in harness.ledger.audit(200) if entry.action.startswith("maintenance.")]
     assert actions == [f"maintenance.{what}" for what in ("done", "start", "done", "plan")]
 
 
 def test_nobody_works_on_a_host_as_long_as_somebody_may_get_in(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    plan(one)
-    one.turn(hours=2)
-    assert one.state() is M.DRAINING
-    one.now += timedelta(seconds=2)
-    (name,) = [name for name in one.cloud.reserved if name == provider(XP)]
-    one.cloud.reserved.pop(name)  # as a look sees it that is older than its hold
-    one.watched.bookings.sight = replace(one.watched.bookings.sight, snapshot=one.cloud.take(one.now))  # type: ignore[type-var]
-    one.watched.maintenance.run()
-    assert one.state() is M.DRAINING
-    one.turn()
-    one.turn()
-    one.turn()
-    assert one.state() is M.IN_WORK
+    harness = ward()
+    plan(harness)
+    harness.turn(hours=2)
+    assert harness.state() is M.DRAINING
+    harness.now += timedelta(seconds=2)
+    (name,) = [name for name in harness.cloud.reserved if name == provider(XP)]
+    harness.cloud.reserved.pop(name)  # as a look sees it that is older than its hold
+    harness.watched.bookings.sight = replace(harness.watched.bookings.sight, snapshot=harness.cloud.take(harness.now))  # type: ignore[type-var]
+    harness.watched.maintenance.run()
+    assert harness.state() is M.DRAINING
+    harness.turn()
+    harness.turn()
+    harness.turn()
+    assert harness.state() is M.IN_WORK
 
 
 def test_what_was_heard_when_the_clock_was_ahead_gives_nothing_back(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    planned = plan(one, 0)
-    one.now += timedelta(days=400)
-    one.hear()
-    one.now -= timedelta(days=400)
+    harness = ward()
+    planned = plan(harness, 0)
+    harness.now += timedelta(days=400)
+    harness.hear()
+    harness.now -= timedelta(days=400)
     for _ in range(4):
-        one.turn()
-    assert one.state() is M.IN_WORK
-    one.watched.maintenance.done(planned.id, "", EVE)
-    one.turn()
-    assert one.state() is M.CHECKING
-    one.hear()
-    one.turn()
-    assert one.state() is M.BACK
+        harness.turn()
+    assert harness.state() is M.IN_WORK
+    harness.watched.maintenance.done(planned.id, "", EVE)
+    harness.turn()
+    assert harness.state() is M.CHECKING
+    harness.hear()
+    harness.turn()
+    assert harness.state() is M.BACK
 
 
 def test_it_takes_longer_and_never_ends_by_the_clock(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    planned = plan(one, 0, 1)
-    others = [book(one, 0.9, 2, f"{OTHER}/{address}", EVE) for address in ("0000:18:00.0", "0000:86:00.0")]
-    later = book(one, 1.2)
-    assert one.gpu_of(later) == XP, "the others are taken"
-    told(one)
-    one.turn(seconds=5)
-    one.turn()
-    one.turn()
-    assert one.state() is M.IN_WORK
-    one.turn(minutes=46)
-    assert one.one.maintenance.until > planned.until
-    assert one.one.maintenance.promised == planned.until, "whoever waits for it is told by what was said"
-    assert ("booking.maintenance", planned.title) in told(one), "its owner hears of it in time"
+    harness = ward()
+    planned = plan(harness, 0, 1)
+    others = [book(harness, 0.9, 2, f"{OTHER}/{address}", EVE) for address in ("0000:18:00.0", "0000:86:00.0")]
+    later = book(harness, 1.2)
+    assert harness.gpu_of(later) == XP, "the others are taken"
+    told(harness)
+    harness.turn(seconds=5)
+    harness.turn()
+    harness.turn()
+    assert harness.state() is M.IN_WORK
+    harness.turn(minutes=46)
+    assert harness.one.maintenance.until > planned.until
+    assert harness.one.maintenance.promised == planned.until, "whoever waits for it is told by what was said"
+    assert ("booking.maintenance", planned.title) in told(harness), "its owner hears of it in time"
     for _ in range(8):
-        one.turn(minutes=20)
-        assert one.state() is M.IN_WORK
-        assert one.one.maintenance.until > one.now
-        assert one.taken() == {HOST}
-    assert one.status(XP).state is GpuState.HELD
+        harness.turn(minutes=20)
+        assert harness.state() is M.IN_WORK
+        assert harness.one.maintenance.until > harness.now
+        assert harness.taken() == {HOST}
+    assert harness.status(XP).state is GpuState.HELD
     assert len(others) == 2
-    one.watched.maintenance.done(planned.id, "", EVE)
-    one.turn()
-    one.hear()
-    one.turn()
-    assert (one.state(), one.taken(), one.holds()) == (M.BACK, set(), [])
-    assert one.gpu_of(book(one, 0.1, gpu=XP)) == XP
+    harness.watched.maintenance.done(planned.id, "", EVE)
+    harness.turn()
+    harness.hear()
+    harness.turn()
+    assert (harness.state(), harness.taken(), harness.holds()) == (M.BACK, set(), [])
+    assert harness.gpu_of(book(harness, 0.1, gpu=XP)) == XP
 
 
 def test_what_becomes_free_is_held_and_another_end_is_followed(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    server = book(one, 0, 4, gpu=XP)
-    one.turn()
-    one.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider(XP)], one.now)
-    one.turn()
-    planned = plan(one, 1, 4)
-    mine = [hold for hold in one.holds() if hold.ask.pool == "titan-xp"]
+    harness = ward()
+    server = book(harness, 0, 4, gpu=XP)
+    harness.turn()
+    harness.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider(XP)], harness.now)
+    harness.turn()
+    planned = plan(harness, 1, 4)
+    mine = [hold for hold in harness.holds() if hold.ask.pool == "titan-xp"]
     assert [(hold.ask.start, hold.ask.end) for hold in mine] == [(server.ask.end, planned.until)]
-    one.ledger.end(server.id, ADA)
-    one.turn()
-    times = sorted((hold.ask.start, hold.ask.end) for hold in one.holds() if hold.ask.pool == "titan-xp")
+    harness.ledger.end(server.id, ADA)
+    harness.turn()
+    times = sorted((hold.ask.start, hold.ask.end) for hold in harness.holds() if hold.ask.pool == "titan-xp")
     assert times == [(planned.start, server.ask.end), (server.ask.end, planned.until)]
-    service = one.watched.maintenance
+    service = harness.watched.maintenance
     service.extend(planned.id, planned.until - HOUR, "less to do", EVE)
-    assert {hold.ask.end for hold in one.holds()} == {planned.until - HOUR, server.ask.end}
+    assert {hold.ask.end for hold in harness.holds()} == {planned.until - HOUR, server.ask.end}
     service.extend(planned.id, planned.until + HOUR, "more to do", EVE)
-    assert max(hold.ask.end for hold in one.holds()) == planned.until + HOUR
+    assert max(hold.ask.end for hold in harness.holds()) == planned.until + HOUR
     service.cancel(planned.id, "not needed", EVE)
-    assert (one.state(), one.holds()) == (M.CANCELLED, [])
-    assert plan(one, 1, 1).state is M.PLANNED, "another one may follow"
+    assert (harness.state(), harness.holds()) == (M.CANCELLED, [])
+    assert plan(harness, 1, 1).state is M.PLANNED, "another one may follow"
 
 
 def test_leases_of_runners_end_before_it(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    planned = plan(one, 1, 2)
-    (lane,) = one.ledger.leases.rooms()["gtx-titan"].lanes
+    harness = ward()
+    planned = plan(harness, 1, 2)
+    (lane,) = harness.ledger.leases.rooms()["gtx-titan"].lanes
     until = planned.start - 10 * MINUTE  # the rule `hold`
-    assert lane.free[0] == (one.now, until)
-    take = partial(one.ledger.leases.take, "gtx-titan", 1, False)
+    assert lane.free[0] == (harness.now, until)
+    take = partial(harness.ledger.leases.take, "gtx-titan", 1, False)
     with pytest.raises(RefusedError):
         take(until + MINUTE, "r1", "p-ci", "ci", "r1", yields=False)
     assert take(until, "r1", "p-ci", "ci", "r1", yields=False).ask.end == until
 
 
 def test_a_hold_that_somebody_ends_is_made_again(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    plan(one, 1, 1)
-    before = len(one.holds())
-    one.ledger.cancel(one.holds()[0].id, EVE)
-    one.turn()
-    assert len(one.holds()) == before
+    harness = ward()
+    plan(harness, 1, 1)
+    before = len(harness.holds())
+    harness.ledger.cancel(harness.holds()[0].id, EVE)
+    harness.turn()
+    assert len(harness.holds()) == before
 
 
 def test_a_gpu_that_is_bad_keeps_the_host_until_somebody_takes_it(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    planned = plan(one, 0, 4)
-    one.turn()
-    one.turn()
-    one.turn()
-    one.watched.maintenance.done(planned.id, "", EVE)
-    one.turn()
-    one.see(XP, "aer-fatal")
-    one.hear()
-    one.turn()
-    assert one.service.gpu(XP).state is S.QUARANTINED, "what is seen after the work counts"
-    assert (one.state(), one.taken()) == (M.CHECKING, {HOST})
-    assert one.one.maintenance.problems == ("0000:3b:00.0 is quarantined: a fatal or non-fatal AER error more",)
-    one.service.start_repair(XP, "its riser", EVE)
-    one.turn()
-    assert one.state() is M.BACK
-    assert set(one.cloud.reserved) == {provider(XP)}, "the others are back"
+    harness = ward()
+    planned = plan(harness, 0, 4)
+    harness.turn()
+    harness.turn()
+    harness.turn()
+    harness.watched.maintenance.done(planned.id, "", EVE)
+    harness.turn()
+    harness.see(XP, "aer-fatal")
+    harness.hear()
+    harness.turn()
+    assert harness.service.gpu(XP).state is S.QUARANTINED, "what is seen after the work counts"
+    assert (harness.state(), harness.taken()) == (M.CHECKING, {HOST})
+    assert harness.one.maintenance.problems == ("0000:3b:00.0 is quarantined: a fatal or non-fatal AER error more",)
+    harness.service.start_repair(XP, "its riser", EVE)
+    harness.turn()
+    assert harness.state() is M.BACK
+    assert set(harness.cloud.reserved) == {provider(XP)}, "the others are back"
 
 
 def test_a_card_that_stays_out_is_left_to_a_person(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    planned = plan(one, 0, 4)
-    one.turn()
-    one.turn()
-    one.turn()
-    one.watched.maintenance.done(planned.id, "", EVE)
-    one.gone = frozenset({"0000:3b:00.0"})
+    harness = ward()
+    planned = plan(harness, 0, 4)
+    harness.turn()
+    harness.turn()
+    harness.turn()
+    harness.watched.maintenance.done(planned.id, "", EVE)
+    harness.gone = frozenset({"0000:3b:00.0"})
     for _ in range(3):
-        one.turn(minutes=2)
-        one.hear()
-        one.turn()
-        assert one.state() is M.CHECKING
-        assert one.one.maintenance.problems == ("0000:3b:00.0: not in sysfs (missing)",)
-    one.service.quarantine(XP, "the vendor has the card", EVE)
-    one.turn()
-    assert one.state() is M.BACK
-    assert set(one.cloud.reserved) == {provider(XP)}
+        harness.turn(minutes=2)
+        harness.hear()
+        harness.turn()
+        assert harness.state() is M.CHECKING
+        assert harness.one.maintenance.problems == ("0000:3b:00.0: not in sysfs (missing)",)
+    harness.service.quarantine(XP, "the vendor has the card", EVE)
+    harness.turn()
+    assert harness.state() is M.BACK
+    assert set(harness.cloud.reserved) == {provider(XP)}
 
 
 def test_somebody_answers_for_a_host_that_says_nothing(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    planned = plan(one, 0, 4)
-    one.turn()
-    one.turn()
-    one.turn()
-    one.watched.maintenance.done(planned.id, "no watch there yet", EVE, unchecked=True)
-    one.turn()
-    assert (one.state(), one.taken(), one.holds()) == (M.BACK, set(), [])
-    assert lines(one)[0].cause.endswith("the host is given back without a check: no watch there yet")
+    harness = ward()
+    planned = plan(harness, 0, 4)
+    harness.turn()
+    harness.turn()
+    harness.turn()
+    harness.watched.maintenance.done(planned.id, "no watch there yet", EVE, unchecked=True)
+    harness.turn()
+    assert (harness.state(), harness.taken(), harness.holds()) == (M.BACK, set(), [])
+    assert lines(harness)[0].cause.endswith("the host is given back without a check: no watch there yet")
 
 
 def test_a_cloud_out_of_sight_gives_nothing_back(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    planned = plan(one, 0, 4)
-    one.turn()
-    one.turn()
-    one.turn()
-    one.watched.maintenance.done(planned.id, "", EVE)
-    one.now += timedelta(minutes=2)
-    one.hear()
-    one.watched.maintenance.run()
-    assert one.one.maintenance.problems == ("what OpenStack has is not known at the moment",)
+    harness = ward()
+    planned = plan(harness, 0, 4)
+    harness.turn()
+    harness.turn()
+    harness.turn()
+    harness.watched.maintenance.done(planned.id, "", EVE)
+    harness.now += timedelta(minutes=2)
+    harness.hear()
+    harness.watched.maintenance.run()
+    assert harness.one.maintenance.problems == ("what OpenStack has is not known at the moment",)
 
 
 def test_what_cannot_be_is_said(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    service, soon = one.watched.maintenance, one.now + HOUR
+    harness = ward()
+    service, soon = harness.watched.maintenance, harness.now + HOUR
     with pytest.raises(NoSuchHostError, match="there is no host 'nowhere' with GPUs of the site; there are"):
         service.plan("nowhere", soon, soon + HOUR, "", EVE)
     with pytest.raises(MaintenanceError, match="is not after the start"):
         service.plan(HOST, soon, soon, "", EVE)
-    planned = plan(one, 0, 1)
+    planned = plan(harness, 0, 1)
     with pytest.raises(MaintenanceError, match=r"has a maintenance already, from .*: new kernel; end or cancel"):
         service.plan(HOST, soon, soon + HOUR, "", EVE)
     with pytest.raises(NoSuchMaintenanceError, match="there is no maintenance 'x'"):
         service.done("x", "", EVE)
-    one.turn()
-    one.turn()
-    one.turn()
+    harness.turn()
+    harness.turn()
+    harness.turn()
     with pytest.raises(MaintenanceError, match=f"somebody works on {HOST}: say 'gpuyard host maintenance done"):
         service.cancel(planned.id, "", EVE)
     service.done(planned.id, "", EVE, unchecked=True)
@@ -462,57 +462,60 @@ def test_what_cannot_be_is_said(ward: Callable[..., HostWard]) -> None:
 
 
 def test_the_map_says_whose_a_gpu_is_that_is_lent_for_its_repair(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    one.service.quarantine(XP, "it smells", EVE)
-    one.turn()
-    one.service.lend(XP, one.now + HOUR, "memtest", EVE, ADA)
+    harness = ward()
+    harness.service.quarantine(XP, "it smells", EVE)
+    harness.turn()
+    harness.service.lend(XP, harness.now + HOUR, "memtest", EVE, ADA)
     for _ in range(4):
-        one.turn(seconds=20)
-    assert provider(XP) not in one.cloud.reserved, "it is released for a server of its project"
-    status = one.status(XP)
+        harness.turn(seconds=20)
+    assert provider(XP) not in harness.cloud.reserved, "it is released for a server of its project"
+    status = harness.status(XP)
     assert status.state is GpuState.BOOKED
     assert status.reason.startswith("lent to project physics until 2026-11-23 10:00 UTC: repair of")
     assert status.reason.endswith("memtest; quarantined: an operator has decided so")
-    one.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider(XP)], one.now)
-    one.turn(seconds=20)
-    assert (one.status(XP).state, one.status(XP).reason) == (GpuState.CLAIMED, status.reason)
-    one.service.take_back(XP, "it is the riser", EVE)
-    del one.cloud.holders[provider(XP)], one.cloud.servers["s1"]
-    one.turn(seconds=20)
-    assert (one.status(XP).state, one.status(XP).reason) == (GpuState.HELD, "quarantined: an operator has decided so")
+    harness.cloud.boot("s1", ADA.user_id, ADA.project_id, [provider(XP)], harness.now)
+    harness.turn(seconds=20)
+    assert (harness.status(XP).state, harness.status(XP).reason) == (GpuState.CLAIMED, status.reason)
+    harness.service.take_back(XP, "it is the riser", EVE)
+    del harness.cloud.holders[provider(XP)], harness.cloud.servers["s1"]
+    harness.turn(seconds=20)
+    assert (harness.status(XP).state, harness.status(XP).reason) == (
+        GpuState.HELD,
+        "quarantined: an operator has decided so",
+    )
 
 
 # All servers of the host, and its nova-compute
 
 
-def cpu(one: HostWard, id: str, host: str | None = HOST, status: str = "ACTIVE", task: str = "") -> Server:
+def cpu(harness: HostWard, id: str, host: str | None = HOST, status: str = "ACTIVE", task: str = "") -> Server:
     """A server without GPUs."""
-    server = Server(id, id, status, host, "physics", "ada", "m1.small", one.now, project_id="p-physics", task=task)
-    one.cloud.servers[id] = server
+    server = Server(id, id, status, host, "physics", "ada", "m1.small", harness.now, project_id="p-physics", task=task)
+    harness.cloud.servers[id] = server
     return server
 
 
-def drained(one: HostWard, turns: int = 4) -> MaintenanceView:
+def drained(harness: HostWard, turns: int = 4) -> MaintenanceView:
     for _ in range(turns):
-        one.turn()
-    return one.one
+        harness.turn()
+    return harness.one
 
 
 @pytest.mark.parametrize("status", ["ACTIVE", "SHUTOFF", "SHELVED", "BUILD", "ERROR", "PAUSED", "VERIFY_RESIZE"])
 def test_a_server_without_gpus_keeps_work_from_beginning(ward: Callable[..., HostWard], status: str) -> None:
-    one = ward()
-    cpu(one, "web", status=status)
-    cpu(one, "elsewhere", OTHER)
-    planned = plan(one, 0, 4)
-    view = drained(one)
+    harness = ward()
+    cpu(harness, "web", status=status)
+    cpu(harness, "elsewhere", OTHER)
+    planned = plan(harness, 0, 4)
+    view = drained(harness)
     assert view.maintenance.state is M.DRAINING
     assert [claim.server_name for claim in view.servers or ()] == ["web"]
-    one.watched.maintenance.allow(planned.id, ["not-web"], "", EVE)
-    assert drained(one).maintenance.state is M.DRAINING
-    one.watched.maintenance.allow(planned.id, ["web"], "its owner knows", EVE)
-    assert drained(one, 1).maintenance.state is M.IN_WORK
-    assert one.one.maintenance.may_go_down == ("not-web", "web")
-    assert lines(one)[1].cause.endswith("servers that may go down with it: web: its owner knows")
+    harness.watched.maintenance.allow(planned.id, ["not-web"], "", EVE)
+    assert drained(harness).maintenance.state is M.DRAINING
+    harness.watched.maintenance.allow(planned.id, ["web"], "its owner knows", EVE)
+    assert drained(harness, 1).maintenance.state is M.IN_WORK
+    assert harness.one.maintenance.may_go_down == ("not-web", "web")
+    assert lines(harness)[1].cause.endswith("servers that may go down with it: web: its owner knows")
 
 
 def row_of_migration(server: str, source: str, target: str | None, status: str, kind: str) -> dict[str, Any]:
@@ -526,174 +529,174 @@ def row_of_migration(server: str, source: str, target: str | None, status: str, 
 def test_servers_on_their_way_to_the_host_keep_work_from_beginning(ward: Callable[..., HostWard]) -> None:
     """Nova lists none of them under the host: a build has none before it is claimed, a live migration is on its source
     until its end, and a cold one that waits to be confirmed on its target."""
-    one = ward()
+    harness = ward()
     build = Server("build", "build", "BUILD", None, "", "", "m1.small", task="scheduling")
     live = Server("live", "live", "MIGRATING", OTHER, "", "", "m1.small", task="migrating")
     away = Server("away", "away", "VERIFY_RESIZE", OTHER, "", "", "m1.small")
     left = Server("left", "left", "ACTIVE", OTHER, "", "", "m1.small")
-    one.cloud.hidden = {server.id: server for server in (build, live, away, left)}
-    one.cloud.coming[HOST] = {"build", "left", "m-away"}
-    one.cloud.migrations = [
+    harness.cloud.hidden = {server.id: server for server in (build, live, away, left)}
+    harness.cloud.coming[HOST] = {"build", "left", "m-away"}
+    harness.cloud.migrations = [
         row_of_migration("live", OTHER, HOST, "running", "live-migration"),
         row_of_migration("away", HOST, OTHER, "finished", "migration"),
         row_of_migration("left", HOST, OTHER, "confirmed", "migration"),
     ]
-    plan(one, 0, 4)
+    plan(harness, 0, 4)
     for name, done in (
-        ("away", lambda: one.cloud.migrations.pop(1)),
-        ("build", lambda: one.cloud.hidden.update(build=replace(build, host=OTHER, status="ACTIVE", task=""))),
-        ("live", lambda: one.cloud.hidden.update(live=replace(live, status="ACTIVE", task=""))),
+        ("away", lambda: harness.cloud.migrations.pop(1)),
+        ("build", lambda: harness.cloud.hidden.update(build=replace(build, host=OTHER, status="ACTIVE", task=""))),
+        ("live", lambda: harness.cloud.hidden.update(live=replace(live, status="ACTIVE", task=""))),
     ):
-        found = drained(one).maintenance
-        assert found.state is M.DRAINING
-        assert f"server {name} ({name}) is there or on its way: " in " ".join(found.problems)
+        maintenance = drained(harness).maintenance
+        assert maintenance.state is M.DRAINING
+        assert f"server {name} ({name}) is there or on its way: " in " ".join(maintenance.problems)
         done()
-    assert drained(one, 1).maintenance.state is M.IN_WORK, "what has only left something behind is not there"
+    assert drained(harness, 1).maintenance.state is M.IN_WORK, "what has only left something behind is not there"
 
 
 def test_what_is_not_known_is_not_empty(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    plan(one, 0, 4)
+    harness = ward()
+    plan(harness, 0, 4)
     silent = {"services": {HOST: silent_service(HOST)}, "residents": {}}
     looks: list[dict[str, Any]] = [{"residents": None}, silent, {"services": {}}]
     for look in looks:
-        one.cloud.odd = look
-        assert drained(one).maintenance.state is M.DRAINING, look
-        assert (one.one.servers is None) is ("residents" in look)
-        assert not one.cloud.service(HOST).enabled, "it stays closed"
+        harness.cloud.odd = look
+        assert drained(harness).maintenance.state is M.DRAINING, look
+        assert (harness.one.servers is None) is ("residents" in look)
+        assert not harness.cloud.service(HOST).enabled, "it stays closed"
         if look is silent:
-            assert one.one.maintenance.problems == (silent_service(HOST).unheard,)
-    one.cloud.odd = {}
+            assert harness.one.maintenance.problems == (silent_service(HOST).unheard,)
+    harness.cloud.odd = {}
 
-    def away(asked: str) -> None:
-        if asked == "GET compute /os-migrations":
+    def away(request: str) -> None:
+        if request == "GET compute /os-migrations":
             raise CloudError("cloud small: GET compute /os-migrations: 403 Policy doesn't allow it", 403)
 
-    one.cloud.between = away
-    assert drained(one).maintenance.problems == (
+    harness.cloud.between = away
+    assert drained(harness).maintenance.problems == (
         "cloud small: GET compute /os-migrations: 403 Policy doesn't allow it",
     )
-    one.cloud.between = lambda asked: None
-    one.now += timedelta(minutes=2)  # what was seen is too old
-    one.watched.maintenance.run()
-    assert (one.state(), one.one.servers) == (M.DRAINING, None)
-    assert drained(one).maintenance.state is M.IN_WORK
+    harness.cloud.between = lambda asked: None
+    harness.now += timedelta(minutes=2)  # what was seen is too old
+    harness.watched.maintenance.run()
+    assert (harness.state(), harness.one.servers) == (M.DRAINING, None)
+    assert drained(harness).maintenance.state is M.IN_WORK
 
 
 def test_what_is_booked_in_a_pool_with_a_silent_host_stays(ward: Callable[..., HostWard]) -> None:
     """Nothing is released, taken back or given out by a look in which servers are missing."""
-    one = ward()
-    booking = one.book(hours=1)
-    one.turn()
-    one.now = booking.ask.start
-    host = one.gpu_of(booking).partition("/")[0]
-    services = {gpu.host: one.cloud.service(gpu.host) for gpu in one.compiled.gpus}
-    one.cloud.odd = {"services": {**services, host: silent_service(host)}, "residents": {}}
-    asked = len(one.cloud.asked)
-    one.turn()
-    assert f"pool t4: {silent_service(host).unheard}" in one.watched.bookings.waits
-    assert one.cloud.asked[asked:] == []
-    assert one.watched.bookings.sight is not None
-    assert one.watched.bookings.sight.snapshot.taken_at == one.now, "others see what there is"
-    one.cloud.odd = {}
-    one.turn()
-    assert (one.watched.bookings.waits, one.cloud.asked[asked:] == []) == ((), False)
+    harness = ward()
+    booking = harness.book(hours=1)
+    harness.turn()
+    harness.now = booking.ask.start
+    host = harness.gpu_of(booking).partition("/")[0]
+    services = {gpu.host: harness.cloud.service(gpu.host) for gpu in harness.compiled.gpus}
+    harness.cloud.odd = {"services": {**services, host: silent_service(host)}, "residents": {}}
+    requests_before = len(harness.cloud.asked)
+    harness.turn()
+    assert f"pool t4: {silent_service(host).unheard}" in harness.watched.bookings.waits
+    assert harness.cloud.asked[requests_before:] == []
+    assert harness.watched.bookings.sight is not None
+    assert harness.watched.bookings.sight.snapshot.taken_at == harness.now, "others see what there is"
+    harness.cloud.odd = {}
+    harness.turn()
+    assert (harness.watched.bookings.waits, harness.cloud.asked[requests_before:] == []) == ((), False)
 
 
 def test_a_maintenance_disables_nova_compute_and_enables_it_for_the_check(ward: Callable[..., HostWard]) -> None:
-    one = ward()
-    cpu(one, "web")
-    planned = plan(one, 1, 4)
-    drained(one)
-    assert one.cloud.service(HOST).enabled, "its time has not come"
-    one.now += HOUR
-    drained(one)
-    tag = tag_of(one.cloud.service(HOST).disabled_reason)
+    harness = ward()
+    cpu(harness, "web")
+    planned = plan(harness, 1, 4)
+    drained(harness)
+    assert harness.cloud.service(HOST).enabled, "its time has not come"
+    harness.now += HOUR
+    drained(harness)
+    tag = tag_of(harness.cloud.service(HOST).disabled_reason)
     assert (tag and tag.purpose) is Purpose.MAINTENANCE
-    one.cloud.services[HOST] = HostService(HOST, True, True)  # somebody enables it by hand
-    drained(one, 1)
-    assert not one.cloud.service(HOST).enabled
-    del one.cloud.servers["web"]
-    assert drained(one).maintenance.state is M.IN_WORK
-    one.cloud.services[HOST] = replace(one.cloud.service(HOST), up=False)  # it reboots
-    one.watched.maintenance.done(planned.id, "", EVE)
-    drained(one, 2)
-    assert not one.cloud.service(HOST).enabled, "Nova would not tell it"
-    one.cloud.services[HOST] = replace(one.cloud.service(HOST), up=True)
-    drained(one, 2)
-    assert one.cloud.service(HOST) == HostService(HOST, True, True)
-    cpu(one, "early")  # comes while it is checked
-    one.turn()
-    one.watched.maintenance.start(planned.id, "the fan is loose", EVE)
-    assert drained(one).maintenance.state is M.DRAINING
-    assert not one.cloud.service(HOST).enabled
+    harness.cloud.services[HOST] = HostService(HOST, True, True)  # somebody enables it by hand
+    drained(harness, 1)
+    assert not harness.cloud.service(HOST).enabled
+    del harness.cloud.servers["web"]
+    assert drained(harness).maintenance.state is M.IN_WORK
+    harness.cloud.services[HOST] = replace(harness.cloud.service(HOST), up=False)  # it reboots
+    harness.watched.maintenance.done(planned.id, "", EVE)
+    drained(harness, 2)
+    assert not harness.cloud.service(HOST).enabled, "Nova would not tell it"
+    harness.cloud.services[HOST] = replace(harness.cloud.service(HOST), up=True)
+    drained(harness, 2)
+    assert harness.cloud.service(HOST) == HostService(HOST, True, True)
+    cpu(harness, "early")  # comes while it is checked
+    harness.turn()
+    harness.watched.maintenance.start(planned.id, "the fan is loose", EVE)
+    assert drained(harness).maintenance.state is M.DRAINING
+    assert not harness.cloud.service(HOST).enabled
     with pytest.raises(MaintenanceError, match="somebody works on"):
-        one.watched.maintenance.cancel(planned.id, "", EVE)
-    one.watched.maintenance.done(planned.id, "it is fixed", EVE)
-    one.turn()
-    one.hear()
-    drained(one)
-    assert (one.state(), one.cloud.service(HOST).enabled) == (M.BACK, True)
+        harness.watched.maintenance.cancel(planned.id, "", EVE)
+    harness.watched.maintenance.done(planned.id, "it is fixed", EVE)
+    harness.turn()
+    harness.hear()
+    drained(harness)
+    assert (harness.state(), harness.cloud.service(HOST).enabled) == (M.BACK, True)
 
 
 def test_the_host_may_be_drained_while_it_is_maintained(ward: Callable[..., HostWard]) -> None:
     """The drain takes the closed host over: who moves the servers looks for leftovers before it is opened again."""
-    one = ward()
-    cpu(one, "web")
-    planned = plan(one, 0, 4)
-    drained(one, 2)
-    api: Any = one.cloud
-    began = tag_of(one.cloud.service(HOST).disabled_reason)
+    harness = ward()
+    cpu(harness, "web")
+    planned = plan(harness, 0, 4)
+    drained(harness, 2)
+    api: Any = harness.cloud
+    began = tag_of(harness.cloud.service(HOST).disabled_reason)
     tag = ComputeService(api, HOST).close(Purpose.DRAIN)
     assert began is not None
     assert (tag.purpose, tag.since, tag.before) == (Purpose.DRAIN, began.since, None)
     assert ComputeService(api, HOST).tag == tag == ComputeService(api, HOST).close(Purpose.DRAIN)
-    del one.cloud.servers["web"]
-    assert drained(one).maintenance.state is M.IN_WORK
-    one.watched.maintenance.done(planned.id, "", EVE)
-    drained(one)
+    del harness.cloud.servers["web"]
+    assert drained(harness).maintenance.state is M.IN_WORK
+    harness.watched.maintenance.done(planned.id, "", EVE)
+    drained(harness)
     assert ComputeService(api, HOST).tag == tag, "gpuyard host return opens it"
     ComputeService(api, HOST).open(tag)
-    assert one.cloud.service(HOST).enabled
+    assert harness.cloud.service(HOST).enabled
 
 
 @pytest.mark.parametrize("reason", ["rack 4 gets a new PDU", "gpuyard: drain since 2026-11-23T08:00:00Z", ""])
 def test_what_somebody_else_has_disabled_stays_so(ward: Callable[..., HostWard], reason: str) -> None:
-    one = ward()
-    one.cloud.services[HOST] = HostService(HOST, True, False, reason)
-    planned = plan(one, 0, 4)
-    assert drained(one).maintenance.state is M.IN_WORK
-    one.watched.maintenance.done(planned.id, "", EVE, unchecked=True)
-    drained(one)
-    assert one.cloud.service(HOST) == HostService(HOST, True, False, reason)
-    assert not [asked for asked in one.cloud.asked if "os-services" in asked]
+    harness = ward()
+    harness.cloud.services[HOST] = HostService(HOST, True, False, reason)
+    planned = plan(harness, 0, 4)
+    assert drained(harness).maintenance.state is M.IN_WORK
+    harness.watched.maintenance.done(planned.id, "", EVE, unchecked=True)
+    drained(harness)
+    assert harness.cloud.service(HOST) == HostService(HOST, True, False, reason)
+    assert not [request for request in harness.cloud.asked if "os-services" in request]
 
 
 def test_a_service_that_cannot_be_disabled_is_said_and_nothing_begins(ward: Callable[..., HostWard]) -> None:
-    one = ward()
+    harness = ward()
 
-    def forbidden(asked: str) -> None:
-        if asked.startswith("PUT compute /os-services"):
+    def forbidden(request: str) -> None:
+        if request.startswith("PUT compute /os-services"):
             raise CloudError("cloud small: 403", 403)
 
-    one.cloud.between = forbidden
-    plan(one, 0, 4)
-    view = drained(one)
+    harness.cloud.between = forbidden
+    plan(harness, 0, 4)
+    view = drained(harness)
     assert view.maintenance.state is M.DRAINING
     assert view.maintenance.problems == (f"nova-compute on {HOST} is to be disabled: cloud small: 403",)
 
 
 def test_a_service_is_enabled_whatever_end_a_maintenance_has(ward: Callable[..., HostWard]) -> None:
     """Also when the process that ended it was killed before it said so, and when the record is gone."""
-    one = ward()
-    planned = plan(one, 0, 4)
-    drained(one, 2)
-    assert not one.cloud.service(HOST).enabled
-    one.watched.maintenance.cancel(planned.id, "not needed", EVE)
-    one.store.close()
-    one.open()
-    drained(one, 2)
-    assert one.cloud.service(HOST).enabled
+    harness = ward()
+    planned = plan(harness, 0, 4)
+    drained(harness, 2)
+    assert not harness.cloud.service(HOST).enabled
+    harness.watched.maintenance.cancel(planned.id, "not needed", EVE)
+    harness.store.close()
+    harness.open()
+    drained(harness, 2)
+    assert harness.cloud.service(HOST).enabled
 
 
 # Kills
@@ -707,9 +710,9 @@ def test_a_kill_between_any_two_writes_loses_nothing(
     ward: Callable[..., HostWard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database is what is left of a process. Each write of it, and each request, may be the last."""
-    one = ward()
-    booking, written, stop = book(one, 0.5, gpu=XP), [0], [10**9]
-    real = type(one.store.database).writing
+    harness = ward()
+    booking, written, stop = book(harness, 0.5, gpu=XP), [0], [10**9]
+    real = type(harness.store.database).writing
 
     def writing(database: Any) -> Any:
         written[0] += 1
@@ -717,8 +720,8 @@ def test_a_kill_between_any_two_writes_loses_nothing(
             raise Killed
         return real(database)
 
-    monkeypatch.setattr(type(one.store.database), "writing", writing)
-    one.cloud.between = lambda asked: writing_is_due()
+    monkeypatch.setattr(type(harness.store.database), "writing", writing)
+    harness.cloud.between = lambda asked: writing_is_due()
 
     def writing_is_due() -> None:
         if written[0] >= stop[0]:
@@ -736,8 +739,8 @@ def test_a_kill_between_any_two_writes_loses_nothing(
             except Killed:
                 kills += 1
                 stop[0] = 10**9
-                one.store.close()
-                one.open()
+                harness.store.close()
+                harness.open()
                 continue
             finally:
                 stop[0] = 10**9
@@ -746,37 +749,37 @@ def test_a_kill_between_any_two_writes_loses_nothing(
         raise AssertionError("it does not end")
 
     def service() -> MaintenanceService:
-        return one.watched.maintenance
+        return harness.watched.maintenance
 
     def open_one() -> Maintenance | None:
-        found = service().views()
-        return found[0].maintenance if found else None
+        views = service().views()
+        return views[0].maintenance if views else None
 
     def step(act: Callable[[Maintenance], object], state: MaintenanceState) -> Callable[[], object]:
         def do() -> None:
-            seen = open_one()
-            if seen is not None and seen.state is not state:
-                act(seen)
-            one.turn()
+            maintenance = open_one()
+            if maintenance is not None and maintenance.state is not state:
+                act(maintenance)
+            harness.turn()
 
         return do
 
     def plan_once() -> None:
         if open_one() is None:
-            plan(one, 0.25, 2)
-        one.turn()
+            plan(harness, 0.25, 2)
+        harness.turn()
 
-    until(lambda: len(one.holds()) == 2, plan_once)
-    assert one.gpu_of(booking).startswith(OTHER)
-    one.now += HOUR / 2
-    until(lambda: one.taken() == {HOST} and one.state() is M.IN_WORK, one.turn)
-    until(lambda: one.state() is M.CHECKING, step(lambda seen: service().done(seen.id, "", EVE), M.CHECKING))
-    one.now += 2 * MINUTE
-    one.hear()
-    until(lambda: one.state() is M.BACK and one.holds() == [] and one.taken() == set(), one.turn)
-    assert one.held() == set()
+    until(lambda: len(harness.holds()) == 2, plan_once)
+    assert harness.gpu_of(booking).startswith(OTHER)
+    harness.now += HOUR / 2
+    until(lambda: harness.taken() == {HOST} and harness.state() is M.IN_WORK, harness.turn)
+    until(lambda: harness.state() is M.CHECKING, step(lambda seen: service().done(seen.id, "", EVE), M.CHECKING))
+    harness.now += 2 * MINUTE
+    harness.hear()
+    until(lambda: harness.state() is M.BACK and harness.holds() == [] and harness.taken() == set(), harness.turn)
+    assert harness.held() == set()
     assert kills > 20, "else this proves nothing"
-    assert not one.service.maintenances.with_holds()
+    assert not harness.service.maintenances.with_holds()
 
 
 # The rules by themselves
@@ -805,37 +808,43 @@ SAYS = st.sampled_from([None, M.DRAINING, M.CHECKING, M.IN_WORK, M.CANCELLED])
 def test_every_life_keeps_the_rules(
     start: datetime, until: datetime, days: list[tuple[datetime, HostNow, MaintenanceState | None]]
 ) -> None:
-    one = Maintenance("m", HOST, start, until, "", "eve", M.PLANNED, NOW, NOW)
-    for now, host, said in sorted(days, key=lambda day: day[0]):
-        if said is not None and (one.state, said) in TRANSITIONS:
-            one = replace(transition(one, said, now), done=now if said is M.CHECKING else one.done)
+    maintenance = Maintenance("m", HOST, start, until, "", "eve", M.PLANNED, NOW, NOW)
+    for now, host, state in sorted(days, key=lambda day: day[0]):
+        if state is not None and (maintenance.state, state) in TRANSITIONS:
+            maintenance = replace(
+                transition(maintenance, state, now), done=now if state is M.CHECKING else maintenance.done
+            )
         for _ in range(8):
-            step = next_step(one, host, now)
+            step = next_step(maintenance, host, now)
             if step is None:
                 break
             new, _ = step
-            assert new != one
-            assert new.state is one.state or (one.state, new.state) in TRANSITIONS
+            assert new != maintenance
+            assert new.state is maintenance.state or (maintenance.state, new.state) in TRANSITIONS
             if new.state is M.BACK:
-                assert one.done is not None
+                assert maintenance.done is not None
                 assert host.heard is not None
-                assert host.heard > one.done, "only a host that was heard of since is given back"
+                assert host.heard > maintenance.done, "only a host that was heard of since is given back"
                 assert not host.cloud
                 (gpu,) = host.gpus
                 out = (
                     gpu.state is S.IN_REPAIR
                     or (gpu.state is S.QUARANTINED and bool(gpu.by))
-                    or (gpu.state in (S.QUARANTINED, S.SUSPECT) and one.begun is not None and gpu.since < one.begun)
+                    or (
+                        gpu.state in (S.QUARANTINED, S.SUSPECT)
+                        and maintenance.begun is not None
+                        and gpu.since < maintenance.begun
+                    )
                 )
                 assert out or (host.look is LOOK and not host.observations and not host.missing)
                 assert out or gpu.state not in (S.QUARANTINED, S.SUSPECT)
-            one = new
+            maintenance = new
         else:
             raise AssertionError("it does not come to rest")
-        assert next_step(one, host, now) is None
-        if one.on:
-            assert now < one.until - SOON, "it is never over by the clock"
-        if one.state in OVER:
+        assert next_step(maintenance, host, now) is None
+        if maintenance.on:
+            assert now < maintenance.until - SOON, "it is never over by the clock"
+        if maintenance.state in OVER:
             return
 
 
@@ -843,13 +852,13 @@ def test_every_life_keeps_the_rules(
 def test_gaps_and_what_is_taken_are_all_of_the_time(
     time: tuple[datetime, datetime], taken: list[tuple[datetime, datetime]]
 ) -> None:
-    found = gaps(time, taken)
+    intervals = gaps(time, taken)
     minutes = [NOW + number * MINUTE for number in range(300)]
     for minute in minutes:
         inside = time[0] <= minute < time[1]
         is_taken = any(start <= minute < end for start, end in taken)
-        assert any(start <= minute < end for start, end in found) is (inside and not is_taken)
-    assert all(start < end for start, end in found)
+        assert any(start <= minute < end for start, end in intervals) is (inside and not is_taken)
+    assert all(start < end for start, end in intervals)
 
 
 def test_times_that_are_over_are_refused() -> None:

@@ -55,9 +55,9 @@ def planned(portal: HealthPortal, **more: str) -> Any:
 
 def emptied(store: MaintenanceStore) -> None:
     """The last server has left: nobody looks at a cloud here."""
-    for one in store.open():
-        if one.state is MaintenanceState.DRAINING:
-            assert store.put(transition(one, MaintenanceState.IN_WORK, one.since))
+    for maintenance in store.open():
+        if maintenance.state is MaintenanceState.DRAINING:
+            assert store.put(transition(maintenance, MaintenanceState.IN_WORK, maintenance.since))
 
 
 def test_one_is_planned_begun_longer_done_and_in_the_list(portal: HealthPortal) -> None:
@@ -83,7 +83,7 @@ def test_one_is_planned_begun_longer_done_and_in_the_list(portal: HealthPortal) 
     over = client.post(f"{path}/done", json={"comment": "I have looked", "unchecked": True}).json()
     assert (over["state"], over["may"], over["done_by"]) == ("back", [], "root")
     assert client.get("/v1/maintenances").json()["maintenances"] == []
-    assert [one["id"] for one in client.get("/v1/maintenances?past=true").json()["maintenances"]] == [row["id"]]
+    assert [entry["id"] for entry in client.get("/v1/maintenances?past=true").json()["maintenances"]] == [row["id"]]
     assert client.get(path).json()["state"] == "back"
     assert client.get("/v1/holds").json()["bookings"] == []
 
@@ -91,25 +91,27 @@ def test_one_is_planned_begun_longer_done_and_in_the_list(portal: HealthPortal) 
 def test_who_is_in_the_way_is_named(portal: HealthPortal) -> None:
     (booking,) = portal.ledger.create(ask(1, 4, gpu="gpu-1/0000:c3:00.0"), ADA)
     row = planned(portal, host="gpu-1")
-    assert [(one["id"], one["user"], one["kind"]) for one in row["bookings"]] == [(booking.id, "ada", "booking")]
+    assert [(entry["id"], entry["user"], entry["kind"]) for entry in row["bookings"]] == [
+        (booking.id, "ada", "booking")
+    ]
 
 
 def test_what_one_would_mean_is_said_and_nothing_is_changed(portal: HealthPortal) -> None:
     """It says what then happens."""
     (stays,) = portal.ledger.create(ask(2, 4, pool="t4", gpu="gpu-2/0000:18:00.0"), ADA)
     (moves,) = portal.ledger.create(ask(3, 1, pool="t4"), ADA)
-    before = [portal.ledger.get(one.id) for one in (stays, moves)]
+    before = [portal.ledger.get(booking.id) for booking in (stays, moves)]
     client, body = portal.program(ROOT), {name: PLAN[name] for name in ("host", "start", "end")}
     answer = client.post("/v1/maintenances/check", json=body)
     assert answer.status_code == 200, answer.text
-    assert [portal.ledger.get(one.id) for one in (stays, moves)] == before
+    assert [portal.ledger.get(booking.id) for booking in (stays, moves)] == before
     assert client.get("/v1/holds").json()["bookings"] == []
     assert client.get("/v1/maintenances?past=true").json()["maintenances"] == []
     row = answer.json()
     assert row["servers"] == []
-    assert [one["id"] for one in (*row["moves"], *row["stays"])] == [moves.id], "the only one on that host"
-    in_the_way = [one["id"] for one in planned(portal)["bookings"]]
-    assert in_the_way == [one["id"] for one in row["stays"]]
+    assert [booking["id"] for booking in (*row["moves"], *row["stays"])] == [moves.id], "the only one on that host"
+    in_the_way = [booking["id"] for booking in planned(portal)["bookings"]]
+    assert in_the_way == [booking["id"] for booking in row["stays"]]
     for wrong, status in (({"host": "nowhere"}, 404), ({"end": PLAN["start"]}, 409)):
         assert client.post("/v1/maintenances/check", json={**body, **wrong}).status_code == status
     assert portal.program(ADA).post("/v1/maintenances/check", json=body).status_code == 403
@@ -150,10 +152,10 @@ def test_a_silent_host_is_in_maintenance_and_no_alarm(tmp_path: Path) -> None:
     row = planned(portal)
     assert metrics(portal)["gpuyard_gpus_not_heard_from"] == 8
     portal.program(ROOT).post(f"/v1/maintenances/{row['id']}/start", json={})
-    found = metrics(portal)
-    assert found["gpuyard_gpus_not_heard_from"] == 7
-    assert found["gpuyard_gpus_in_maintenance"] == 1
-    assert found["gpuyard_host_maintenance"] == 1
+    values = metrics(portal)
+    assert values["gpuyard_gpus_not_heard_from"] == 7
+    assert values["gpuyard_gpus_in_maintenance"] == 1
+    assert values["gpuyard_host_maintenance"] == 1
     rows = portal.program(EVE).get("/v1/health", params={"host": "gpu-3"}).json()["gpus"]
     assert not any(gpu["silent"] for gpu in rows)
 

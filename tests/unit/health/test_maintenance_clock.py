@@ -52,11 +52,11 @@ class Drained:
         """`seconds` go by, and the clock jumps besides."""
         self.steady += seconds
         self.clock.now += timedelta(seconds=seconds) + jump
-        seen = Snapshot(
+        snapshot = Snapshot(
             self.clock(), {HOST: Provider("p3", HOST, "p3")}, frozenset(), {}, frozenset(), {}, {},
             services={HOST: HostService(HOST, up=True, enabled=False)}, residents={HOST: ()},
         )  # fmt: skip
-        self.sight = CloudObservation(seen, frozenset(), began=self.steady)
+        self.sight = CloudObservation(snapshot, frozenset(), began=self.steady)
         self.service.run()
         return self.service.view(self.id).maintenance
 

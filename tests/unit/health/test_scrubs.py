@@ -105,9 +105,9 @@ class World:
                 self.placement[name] = SeenProvider(False, generation + 1)
 
     def state(self, address: str) -> HealthState:
-        found = self.store.gpu(HOST, address)
-        assert found is not None
-        return found.state
+        record = self.store.gpu(HOST, address)
+        assert record is not None
+        return record.state
 
     def ask(self, *results: ScrubResult) -> list[ScrubOrder]:
         return self.scrubs.exchange(HOST, results)
@@ -193,9 +193,9 @@ def test_one_that_failed_is_observed_and_never_released(world: World, outcome: S
     world.returned(LONE)
     (order,) = world.ask()
     assert world.ask(done(order, outcome, reason="its link has come back with 8 lanes of 16")) == []
-    (seen,) = world.store.open_observations()
-    assert (seen.code, seen.gpu) == ("scrub-failed", f"{HOST}/{LONE}")
-    assert "8 lanes of 16" in seen.evidence
+    (observation,) = world.store.open_observations()
+    assert (observation.code, observation.gpu) == ("scrub-failed", f"{HOST}/{LONE}")
+    assert "8 lanes of 16" in observation.evidence
     assert clean_providers(world.store.gpus()) == {}
     assert world.ask() == []  # whoever judges observations has the next word
     world.clock.forward(seconds=TIMEOUT.total_seconds())
@@ -229,9 +229,9 @@ def test_a_host_that_vanishes_is_asked_again_and_then_given_up(world: World) -> 
         world.controller.run()
         assert world.state(LONE) is HealthState.RETURNED
     world.controller.run()
-    (seen,) = world.store.open_observations()
-    assert seen.code == "scrub-lost"
-    assert "of 3 scrubs nobody knows what came" in seen.evidence
+    (observation,) = world.store.open_observations()
+    assert observation.code == "scrub-lost"
+    assert "of 3 scrubs nobody knows what came" in observation.evidence
 
 
 def test_a_host_that_never_asks_is_told_of_in_the_end(world: World) -> None:
@@ -243,8 +243,8 @@ def test_a_host_that_never_asks_is_told_of_in_the_end(world: World) -> None:
     assert world.store.open_observations() == []
     world.clock.forward(seconds=3 * TIMEOUT.total_seconds())
     world.controller.run()
-    (seen,) = world.store.open_observations()
-    assert (seen.code, world.state(LONE)) == ("scrub-lost", HealthState.RETURNED)
+    (observation,) = world.store.open_observations()
+    assert (observation.code, world.state(LONE)) == ("scrub-lost", HealthState.RETURNED)
 
 
 def test_a_host_that_is_busy_is_asked_again_with_pauses_and_nothing_is_lost(world: World) -> None:
@@ -269,9 +269,9 @@ def test_one_that_is_to_be_accepted_is_scrubbed_first_and_given_to_nobody(world:
     """It went bad below a server and was repaired: Nova has kept it reserved since that server."""
 
     def told() -> GpuHealth:
-        found = world.store.gpu(HOST, LONE)
-        assert found is not None
-        return found
+        record = world.store.gpu(HOST, LONE)
+        assert record is not None
+        return record
 
     world.returned(LONE)
     for state in (HealthState.QUARANTINED, HealthState.IN_REPAIR, HealthState.TO_ACCEPT):
@@ -280,10 +280,10 @@ def test_one_that_is_to_be_accepted_is_scrubbed_first_and_given_to_nobody(world:
     world.controller.run()
     place = SitePlace(HOST, LONE, "v100", "slot", once=True)
     world.clock.forward(seconds=2)
-    seen = {place.name: GpuObservation(reserved=True)}
-    lent = Circumstances(world.clock(), seen, lent={place.name})
+    sights = {place.name: GpuObservation(reserved=True)}
+    lent = Circumstances(world.clock(), sights, lent={place.name})
     assert not plan_health([place], [told()], [], world.service.rules, lent).changes, "somebody's server comes and goes"
-    (change,) = plan_health([place], [told()], [], world.service.rules, Circumstances(world.clock(), seen)).changes
+    (change,) = plan_health([place], [told()], [], world.service.rules, Circumstances(world.clock(), sights)).changes
     assert world.store.put(replace(change.gpu, generation=GENERATION), *change.events)
     (order,) = world.ask()
     world.ask(done(order, ScrubOutcome.UNKNOWN))
@@ -294,7 +294,7 @@ def test_one_that_is_to_be_accepted_is_scrubbed_first_and_given_to_nobody(world:
     assert world.state(LONE) is HealthState.TO_ACCEPT
     name = provider_name(HOST, LONE)
     assert clean_providers(world.store.gpus()) == {name: GENERATION}, "the ledger takes Nova's reservation over"
-    again = plan_health([place], [told()], [], world.service.rules, Circumstances(world.clock(), seen))
+    again = plan_health([place], [told()], [], world.service.rules, Circumstances(world.clock(), sights))
     assert not again.changes
     world.placement[name] = SeenProvider(True, GENERATION + 1)
     world.controller.run()
@@ -330,13 +330,13 @@ def test_one_that_nova_has_not_reserved_is_kept_back_and_not_given_on(world: Wor
     assert world.store.put(*become(gpu, HealthState.RETURNED, world.clock(), "its server is gone"))
     world.given_on = True
     world.controller.run()
-    (seen,) = world.store.open_observations()
-    assert (seen.code, seen.gpu) == ("not-reserved", f"{HOST}/{LONE}")
-    known = world.store.gpu(HOST, LONE)
-    assert known is not None
+    (observation,) = world.store.open_observations()
+    assert (observation.code, observation.gpu) == ("not-reserved", f"{HOST}/{LONE}")
+    record = world.store.gpu(HOST, LONE)
+    assert record is not None
     place = SitePlace(HOST, LONE, "v100", "slot", once=True)
     around = Circumstances(world.clock(), {place.name: GpuObservation()})
-    (change,) = plan_health([place], [known], [seen], world.service.rules, around).changes
+    (change,) = plan_health([place], [record], [observation], world.service.rules, around).changes
     assert (change.gpu.state, change.gpu.signal) == (HealthState.QUARANTINED, "not-reserved")
 
 

@@ -31,17 +31,17 @@ def test_without_a_word_all_is_as_in_the_table() -> None:
     for verdicts in (BUILT_IN, SignalVerdicts(rules())):
         assert verdicts.overruled(GPU, POOL) == []
         for code, signal in SIGNALS.items():
-            one = verdicts.of(code, GPU, POOL)
-            assert (one.judgement, one.cause, one.trial) == (signal.judgement, signal.threshold, False)
+            verdict = verdicts.of(code, GPU, POOL)
+            assert (verdict.judgement, verdict.cause, verdict.trial) == (signal.judgement, signal.threshold, False)
 
 
 def test_a_verdict_says_by_which_line_it_is_overruled() -> None:
-    said = rules(
+    site_rules = rules(
         signals={"link-width": "off", "aer-correctable": {"threshold": 500}, "gone-under": {"threshold": "1 h"}},
         pools={POOL: {"signals": {"link-width": "note", "aer-correctable": "bad"}}},
         gpus={GPU: {"signals": {"link-width": {"verdict": "bad", "trial": True}}}},
     )
-    of = SignalVerdicts(said).of
+    of = SignalVerdicts(site_rules).of
     assert of("link-width", "h/else", "else").text == "link-width: off, by health.signals.link-width: off"
     assert of("link-width", "h/else", POOL).because == (f"health.pools.{POOL}.signals.link-width: note",)
     own = of("link-width", GPU, POOL)
@@ -75,27 +75,27 @@ def test_the_most_specific_line_counts(
     """Whatever is said of GPU, pool and site; what is said of others says nothing of this one."""
     pools = {POOL if in_pool else "else": {"signals": {"aer-correctable": parts[1]}, "trial": whole[1]}}
     gpus = {GPU if is_gpu else "h/else": {"signals": {"aer-correctable": parts[2]}, "trial": whole[2]}}
-    said = rules(signals={"aer-correctable": parts[0]}, trial=whole[0], pools=pools, gpus=gpus)
-    one = SignalVerdicts(said).of("aer-correctable", GPU, POOL)
-    heard = [number for number, there in ((2, is_gpu), (1, in_pool), (0, True)) if there]
+    site_rules = rules(signals={"aer-correctable": parts[0]}, trial=whole[0], pools=pools, gpus=gpus)
+    verdict = SignalVerdicts(site_rules).of("aer-correctable", GPU, POOL)
+    heard = [number for number, applies in ((2, is_gpu), (1, in_pool), (0, True)) if applies]
 
     def first(key: str, default: object) -> object:
         return next((parts[number][key] for number in heard if key in parts[number]), default)
 
     trials = [own for number in heard for own in (parts[number].get("trial"), whole[number]) if own is not None]
-    assert one.judgement is JUDGEMENTS[str(first("verdict", "suspect"))]
-    assert one.count == first("threshold", 100)
-    assert one.trial is (trials[0] if trials else False)
+    assert verdict.judgement is JUDGEMENTS[str(first("verdict", "suspect"))]
+    assert verdict.count == first("threshold", 100)
+    assert verdict.trial is (trials[0] if trials else False)
     signal = SIGNALS["aer-correctable"]
-    differs = one.judgement is not signal.judgement or one.count != signal.count or one.trial
-    assert bool(one.because) is differs
+    differs = verdict.judgement is not signal.judgement or verdict.count != signal.count or verdict.trial
+    assert bool(verdict.because) is differs
 
 
 def test_what_a_scrub_or_an_acceptance_says_cannot_be_overruled() -> None:
     of = SignalVerdicts(rules(trial=True, signals=dict.fromkeys(SIGNALS, "off"))).of
     fixed = {code for code in SIGNALS if of(code, GPU, POOL).in_force is Judgement.BAD}
     assert {"scrub-failed", "scrub-lost", "not-reserved", "acceptance"} <= fixed
-    assert fixed == {code for code, one in SIGNALS.items() if one.is_fixed}
+    assert fixed == {code for code, signal in SIGNALS.items() if signal.is_fixed}
 
 
 BAD_FILES: list[tuple[Mapping[str, Any], str]] = [
@@ -123,8 +123,8 @@ def test_an_off_that_yaml_reads_as_false_is_off() -> None:
 
 
 def test_what_is_off_leaves_no_trace_and_what_is_a_note_holds_nothing_back() -> None:
-    said = rules(signals={"link-width": "off"}, pools={POOL: {"signals": {"no-answer": "note"}}})
-    world = World(rules=said)
+    site_rules = rules(signals={"link-width": "off"}, pools={POOL: {"signals": {"no-answer": "note"}}})
+    world = World(rules=site_rules)
     world.see("link-width", FIRST)
     world.see("no-answer", EIGHT[1])
     events = len(world.events)
@@ -155,8 +155,8 @@ def test_a_trial_says_what_it_would_have_done_and_holds_nothing_back() -> None:
     assert first is not None
     assert other is not None
     assert (first.state, first.signal, other.state) == (HealthState.SUSPECT, "link-width", HealthState.QUARANTINED)
-    told = [event.cause for event in world.events if event.cause.startswith("trial")]
-    assert told[-1].startswith("trial: it would be quarantined: its config space reads 0xff [health.trial]")
+    causes = [event.cause for event in world.events if event.cause.startswith("trial")]
+    assert causes[-1].startswith("trial: it would be quarantined: its config space reads 0xff [health.trial]")
     assert not any(event.after in KEPT_BACK for event in world.events)
     world.later(minutes=11)
     silent = world.records[GPU].trial

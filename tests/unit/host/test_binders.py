@@ -33,16 +33,16 @@ def test_a_host_without_other_binders_has_no_notes() -> None:
 
 @pytest.mark.parametrize("name", [GPU, f"pci-{GPU}"])
 def test_driverctl(name: str) -> None:
-    found = notes(**{f"etc/driverctl.d/{name}": "nvidia", f"etc/driverctl.d/{OTHER}": "vfio-pci"})
-    assert found == [f"driverctl gives {GPU} to nvidia at each boot: delete /etc/driverctl.d/{name}"]
+    binder_notes = notes(**{f"etc/driverctl.d/{name}": "nvidia", f"etc/driverctl.d/{OTHER}": "vfio-pci"})
+    assert binder_notes == [f"driverctl gives {GPU} to nvidia at each boot: delete /etc/driverctl.d/{name}"]
 
 
 def test_udev_rules_with_their_lines() -> None:
     rule = f'# ours\nACTION=="add", KERNEL=="{GPU}", ATTR{{driver_override}}="vfio-pci"\n'
-    (found,) = notes(
+    (note,) = notes(
         **{"etc/udev/rules.d/10-vfio.rules": rule, "lib/udev/rules.d/11-dpdk.rules": rule.replace(GPU, OTHER)}
     )
-    assert found.startswith("/etc/udev/rules.d/10-vfio.rules:2: a udev rule sets driver_override: take it out")
+    assert note.startswith("/etc/udev/rules.d/10-vfio.rules:2: a udev rule sets driver_override: take it out")
 
 
 def test_a_udev_rule_by_vendor_may_mean_a_gpu() -> None:
@@ -64,16 +64,16 @@ def test_the_rule_of_driverctl_does_nothing_by_itself() -> None:
 
 def test_modprobe_lines_about_vfio() -> None:
     lines = "install vfio-pci /bin/false\ninstall vfio_pci /sbin/override.sh $CMDLINE_OPTS\nblacklist vfio\n"
-    found = notes(**{"etc/modprobe.d/hardening.conf": lines})
-    assert [note.split(": ", 1)[0] for note in found] == ["/etc/modprobe.d/hardening.conf"] * 3
-    assert "'install vfio-pci' forbids to load it: take the line out" in found[0]
-    assert "runs /sbin/override.sh $CMDLINE_OPTS instead of it: take the line out" in found[1]
-    assert "'blacklist vfio' does not keep gpuyard from loading it by name" in found[2]
+    binder_notes = notes(**{"etc/modprobe.d/hardening.conf": lines})
+    assert [note.split(": ", 1)[0] for note in binder_notes] == ["/etc/modprobe.d/hardening.conf"] * 3
+    assert "'install vfio-pci' forbids to load it: take the line out" in binder_notes[0]
+    assert "runs /sbin/override.sh $CMDLINE_OPTS instead of it: take the line out" in binder_notes[1]
+    assert "'blacklist vfio' does not keep gpuyard from loading it by name" in binder_notes[2]
 
 
 def test_scripts_of_guides() -> None:
     loop = f'for dev in "{GPU} 0000:01:00.1"; do echo vfio-pci >/sys/bus/pci/devices/$dev/driver_override; done\n'
-    found = notes(
+    binder_notes = notes(
         **{
             "etc/initramfs-tools/scripts/init-top/vfio.sh": loop,
             "etc/rc.local": "modprobe vfio_pci; echo 10de 1db4 >/sys/bus/pci/drivers/vfio-pci/new_id\n",
@@ -81,12 +81,12 @@ def test_scripts_of_guides() -> None:
             "etc/systemd/system/dpdk.service": f"[Service]\nExecStart=dpdk-devbind.py -b vfio-pci {OTHER}\n",
         }
     )
-    assert [note.split()[0] for note in found] == [
+    assert [note.split()[0] for note in binder_notes] == [
         "/etc/initramfs-tools/scripts/init-top/vfio.sh",
         "/etc/rc.local",
         "/etc/systemd/system/vfio.service",
     ]
-    assert [note.endswith("then make the initramfs again") for note in found] == [True, False, False]
+    assert [note.endswith("then make the initramfs again") for note in binder_notes] == [True, False, False]
 
 
 def test_what_gpuyard_wrote_is_not_another_binder() -> None:

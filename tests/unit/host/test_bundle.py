@@ -22,8 +22,8 @@ from tests.unit.host.test_scan import materialise
 def pythons() -> list[str]:
     """The interpreters on this machine that the zipapp must run on; a name on the PATH may lead nowhere."""
     names = [f"python3.{minor}" for minor in range(9, 15)]
-    found = [path for name in names if (path := shutil.which(name)) and answers(path)]
-    return [sys.executable, *found]
+    interpreters = [path for name in names if (path := shutil.which(name)) and answers(path)]
+    return [sys.executable, *interpreters]
 
 
 def answers(python: str) -> bool:
@@ -71,8 +71,8 @@ def test_the_file_scans_a_machine(python: str, tmp_path: Path) -> None:
     materialise(machine.nodes, tmp_path / "root")
     bundle.write(tmp_path / "gpuyard-host.pyz")
     command = [python, "-IB", str(tmp_path / "gpuyard-host.pyz"), "--root", str(tmp_path / "root"), "scan"]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=tmp_path).stdout)
-    assert [f["product_name"] for f in found["functions"]] == ["GP102 [TITAN Xp]"]
+    inventory = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=tmp_path).stdout)
+    assert [f["product_name"] for f in inventory["functions"]] == ["GP102 [TITAN Xp]"]
 
 
 WRITES_AN_ATTRIBUTE = """
@@ -92,10 +92,10 @@ def main():
 def test_from_memory_it_starts_the_process_that_writes_to_sysfs(python: str, tmp_path: Path) -> None:
     (tmp_path / "there").touch()
     done = over_stdin(python, zipapps.with_main(tmp_path, WRITES_AN_ATTRIBUTE), str(tmp_path))
-    start, found = map(json.loads, done.stdout.splitlines())
+    start, refusal = map(json.loads, done.stdout.splitlines())
     assert start["event"] == "start"
-    assert found[0].startswith("/proc/self/fd/")
-    assert found[1].endswith("/missing: No such file or directory")
+    assert refusal[0].startswith("/proc/self/fd/")
+    assert refusal[1].endswith("/missing: No such file or directory")
     assert (tmp_path / "there").read_text() == "vfio-pci\n"
 
 

@@ -100,8 +100,8 @@ def test_each_thing_that_can_be_said(
 ) -> None:
     machine = good()
     machine.put(path, text)
-    found = of(name, machine)
-    assert any(l is level and says in reason and remedy in what for l, reason, what in found), found  # noqa: E741
+    findings = of(name, machine)
+    assert any(l is level and says in reason and remedy in what for l, reason, what in findings), findings  # noqa: E741
 
 
 def test_interrupts_that_are_not_remapped_and_let_through_are_a_warning() -> None:
@@ -312,8 +312,8 @@ def test_a_console_in_the_memory_of_a_gpu(kernel: str, name: str, level: Severit
     machine = consumer()
     machine.put("proc/sys/kernel/osrelease", kernel)
     machine.put("proc/iomem", IOMEM.replace("BOOTFB", name))
-    ((seen, reason, what),) = of("console", machine)
-    assert seen is level
+    ((severity, reason, what),) = of("console", machine)
+    assert severity is level
     assert f"({name}) is in the memory of 18:00.0 TITAN Xp" in reason
     assert remedy in what
 
@@ -420,10 +420,10 @@ def everything() -> Sysfs:
 @pytest.mark.parametrize("make", [good, everything, shared])
 def test_a_recording_can_be_checked_like_the_machine(make: Callable[[], Sysfs]) -> None:
     tree = RecordedTree(make().nodes)
-    known = PciIds.of_this_machine()
-    inventory = scan(tree, known)
+    pci_ids = PciIds.of_this_machine()
+    inventory = scan(tree, pci_ids)
     live = check(Machine(tree, inventory, judge(inventory)))
-    text = dumps(record(tree, known, "x"))
+    text = dumps(record(tree, pci_ids, "x"))
     again_tree, again = replay_tree(text, "x")
     assert check(Machine(again_tree, again, judge(again))) == live
     assert "secret" not in text
@@ -438,9 +438,9 @@ def test_this_machine_gets_a_calm_answer() -> None:
     """Whatever it is, every check comes to its end."""
     tree = FileTree("/")
     inventory = scan(tree, names())
-    found = check(Machine(tree, inventory, judge(inventory)))
-    assert found
-    assert {f.code for f in found} <= CHECKS.keys()
+    findings = check(Machine(tree, inventory, judge(inventory)))
+    assert findings
+    assert {f.code for f in findings} <= CHECKS.keys()
     assert takers(tree, inventory.functions) is not None
 
 
@@ -506,8 +506,8 @@ def test_a_recording_says_how_fabric_manager_runs() -> None:
 
 def test_models_that_people_have_met_trouble_with() -> None:
     machine = good().function("a1:00.0", "10de:2b85", group=40).function("a2:00.0", "10de:2901", group=41)
-    found = of("quirks", machine)
-    assert [("#853" in reason, "QEMU 10.1" in reason) for _, reason, _ in found] == [(True, False), (False, True)]
+    findings = of("quirks", machine)
+    assert [("#853" in reason, "QEMU 10.1" in reason) for _, reason, _ in findings] == [(True, False), (False, True)]
     package = "Package: qemu-system-x86\nStatus: install ok installed\nVersion: 1:10.2.0+dfsg-1\n"
     machine.put("var/lib/dpkg/status", package)
     assert ["#853" in reason for _, reason, _ in of("quirks", machine)] == [True]

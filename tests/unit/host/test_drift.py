@@ -28,8 +28,8 @@ def host(*functions: tuple[str, str, int | None], **more: str) -> Sysfs:
 
 def said(recorded: Sysfs, seen: Sysfs) -> AcceptanceOutput:
     """Without what it means, which follows a colon or a semicolon."""
-    found = drift(recorded.inventory(), seen.inventory())
-    return [(finding.severity, re.split("[:;] ", finding.reason)[0]) for finding in found]
+    findings = drift(recorded.inventory(), seen.inventory())
+    return [(finding.severity, re.split("[:;] ", finding.reason)[0]) for finding in findings]
 
 
 PAIR = (("27:00.0", V100, 19), ("28:00.0", V100, 19))
@@ -157,9 +157,9 @@ def as_nova_knows(inventory: Inventory) -> set[tuple[str, str, frozenset[str]]]:
 
 @given(cards, cards)
 def test_silence_means_that_what_nova_knows_is_true(before: Cards, after: Cards) -> None:
-    recorded, seen = built(before), built(after)
-    same = as_nova_knows(recorded) == as_nova_knows(seen)
-    assert (drift(recorded, seen) == []) is same
+    recorded, observed = built(before), built(after)
+    same = as_nova_knows(recorded) == as_nova_knows(observed)
+    assert (drift(recorded, observed) == []) is same
 
 
 @given(cards, cards)

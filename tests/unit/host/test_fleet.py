@@ -101,9 +101,9 @@ def test_a_line_that_is_nested_too_deeply_is_no_event() -> None:
 def test_why_there_is_no_result(
     status: int, python: tuple[int, ...] | None, said: str, options: FleetOptions, ending: Ending, reason: str
 ) -> None:
-    found = fleet.explain(status, python, said.splitlines(), [], options)
-    assert found[0] is ending
-    assert reason in found[1]
+    explanation = fleet.explain(status, python, said.splitlines(), [], options)
+    assert explanation[0] is ending
+    assert reason in explanation[1]
 
 
 @pytest.mark.parametrize("host", ["gpu1", "root@gpu1.example.org", "a@b@gpu1", "::1", "u@fe80::1%eth0", "10.0.0.1"])
@@ -142,7 +142,7 @@ def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:
     ("codes", "code"), [([], 0), ([0, 0], 0), ([0, 3], 3), ([3, 2], 2), ([3, 1, 2], 1), ([1, 9], 9)]
 )
 def test_the_worst_exit_code(codes: list[int], code: int) -> None:
-    assert fleet.worst({str(i): Outcome(str(i), Ending.DONE, one) for i, one in enumerate(codes)}) == code
+    assert fleet.worst({str(i): Outcome(str(i), Ending.DONE, exit_code) for i, exit_code in enumerate(codes)}) == code
 
 
 SSH = """\
@@ -230,10 +230,12 @@ def test_never_more_at_once_and_none_after_a_failure(
         assert len(working) <= at_once
     begun = [line.split()[1] for line in at_work(ssh) if line.startswith("begin")]
     assert begun[0] == (first or begun[0])
-    assert sorted(begun) == sorted(name for name, one in outcomes.items() if one.ending is Ending.DONE)
+    assert sorted(begun) == sorted(name for name, outcome in outcomes.items() if outcome.ending is Ending.DONE)
     if any(codes):
         code = fleet.worst(outcomes)
-        assert code == fleet.worst({name: one for name, one in outcomes.items() if one.ending is Ending.DONE})
+        assert code == fleet.worst(
+            {name: outcome for name, outcome in outcomes.items() if outcome.ending is Ending.DONE}
+        )
     if first and outcomes[first].exit:
         assert begun == [first]
 

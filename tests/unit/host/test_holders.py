@@ -58,8 +58,8 @@ def test_device_nodes(device: str, addresses: list[str], tmp_path: Path) -> None
 
 def test_a_process_counts_once_per_node_and_under_its_whole_name() -> None:
     machine = desktop().process(812, "nvidia-persistenced", "/dev/nvidia0", "/dev/nvidia0", "/dev/dri/card1")
-    found = holders(RecordedTree(machine.nodes))["0000:18:00.0"]
-    assert [(str(holder), holder.device, holder.is_vm) for holder in found] == [
+    device_holders = holders(RecordedTree(machine.nodes))["0000:18:00.0"]
+    assert [(str(holder), holder.device, holder.is_vm) for holder in device_holders] == [
         ("nvidia-persistenced, process 812", "/dev/dri/card1", False),
         ("nvidia-persistenced, process 812", "/dev/nvidia0", False),
     ]

@@ -24,9 +24,9 @@ SHELLS = ["sh", "bash --posix"]
 DEVICE = "0000:27:00.0"
 
 
-def grub(tmp_path: Path, shell: str, defaults: str, wanted: list[str], unwanted: list[str]) -> str:
+def grub(tmp_path: Path, shell: str, defaults: str, required: list[str], unwanted: list[str]) -> str:
     """The two variables after the shell has read the defaults and the drop-in, as grub-mkconfig does."""
-    for path, text in ((GRUB_DEFAULTS, defaults), (GRUB_FILE, grub_file(wanted, unwanted).text)):
+    for path, text in ((GRUB_DEFAULTS, defaults), (GRUB_FILE, grub_file(required, unwanted).text)):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     shown = 'printf "%s|%s" "$GRUB_CMDLINE_LINUX" "$GRUB_CMDLINE_LINUX_DEFAULT"'

@@ -43,9 +43,9 @@ def look(tree: Tree, names: PciIds) -> Inventory:
     """Everything that is done with a host without changing it; what each returns must be printable."""
     inventory = scan(tree, names)
     slots = judge(inventory)
-    seen = Machine(tree, inventory, slots)
-    findings = [*check(seen), *verify(seen, read_list(tree), {}, refuse)]
-    plan = plan_preparation(seen, Wishes(), current(tree), holders(tree))
+    machine = Machine(tree, inventory, slots)
+    findings = [*check(machine), *verify(machine, read_list(tree), {}, refuse)]
+    plan = plan_preparation(machine, Wishes(), current(tree), holders(tree))
     lines = [*plan_text.lines(plan_text.as_dict(plan)), *report.lines(inventory, everything=True)]
     printable(
         "\n".join(
@@ -95,9 +95,9 @@ def try_recordings(times: int, seed: int) -> None:
 
 
 def test_the_machine_that_is_damaged_is_whole_before() -> None:
-    found = look(RecordedTree(machine().nodes), names())
-    assert [gpu.short_address for gpu in found.gpus] == ["27:00.0", "28:00.0"]
-    assert {"0000:01:00.0", "0000:41:00.0"} <= found.needed_by_host.keys()
+    inventory = look(RecordedTree(machine().nodes), names())
+    assert [gpu.short_address for gpu in inventory.gpus] == ["27:00.0", "28:00.0"]
+    assert {"0000:01:00.0", "0000:41:00.0"} <= inventory.needed_by_host.keys()
 
 
 def test_a_damaged_machine_gives_no_traceback() -> None:
@@ -130,10 +130,10 @@ def test_files_as_some_drivers_and_vms_have_them(tmp_path: Path) -> None:
     (gpu / "revision").mkdir()
     net = os.fsencode(tmp_path / "sys/class/net")
     os.symlink(os.fsencode(tmp_path / "sys/devices/pci0000:00/0000:41:00.0/net/eno2"), net + b"/e\xff0")
-    found = look(FileTree(str(tmp_path)), names())
-    assert [gpu.ids for gpu in found.gpus] == ["10de:1db4", T4]
-    assert "root disk" in found.needed_by_host["0000:01:00.0"]
-    assert "eno1" in found.needed_by_host["0000:41:00.0"]
+    inventory = look(FileTree(str(tmp_path)), names())
+    assert [gpu.ids for gpu in inventory.gpus] == ["10de:1db4", T4]
+    assert "root disk" in inventory.needed_by_host["0000:01:00.0"]
+    assert "eno1" in inventory.needed_by_host["0000:41:00.0"]
 
 
 def test_a_loop_below_the_root_disk_is_named_once(tmp_path: Path) -> None:

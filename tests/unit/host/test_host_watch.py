@@ -72,15 +72,15 @@ def v100(sysfs: Sysfs, before: HostReport | None = None) -> GpuReport:
 
 
 def test_a_look_has_the_host_and_what_it_gives_away() -> None:
-    found = seen(host())
-    assert (found.host, found.kernel, found.firmware) == (
+    report = seen(host())
+    assert (report.host, report.kernel, report.firmware) == (
         "gpu-1",
         "6.1.0-27-amd64",
         "American Megatrends 2.4 09/14/2021",
     )
-    assert found.boot == "a85a63fc-fcf4-4b16-9ba8-2d204ea0d345"
-    assert [gpu.address for gpu in found.gpus] == ["0000:18:00.0", "0000:27:00.0"]
-    assert found.gpus[1] == GpuReport(
+    assert report.boot == "a85a63fc-fcf4-4b16-9ba8-2d204ea0d345"
+    assert [gpu.address for gpu in report.gpus] == ["0000:18:00.0", "0000:27:00.0"]
+    assert report.gpus[1] == GpuReport(
         "0000:27:00.0",
         ids=V100,
         config="de10b41d",
@@ -92,7 +92,7 @@ def test_a_look_has_the_host_and_what_it_gives_away() -> None:
         reset_methods=("flr", "bus"),
         in_use=True,
     )
-    assert json.loads(json.dumps(found.as_dict()))["gpus"][1]["link"]["max_speed"] == 8.0
+    assert json.loads(json.dumps(report.as_dict()))["gpus"][1]["link"]["max_speed"] == 8.0
 
 
 def test_what_sleeps_deeply_is_woken_by_one_read_only() -> None:
@@ -188,13 +188,13 @@ def test_odd_trees_are_answered() -> None:
     before: HostReport | None = None
     for number in range(500):
         tree = RecordedTree(mangler.tree())
-        found = watch.look(tree, before, number=number, time="", log=said_of(RECORDS[0][0].encode(), {}))
-        text = json.dumps(found.as_dict())
-        assert len(text) < 4000 * (len(found.gpus) + 1)
-        assert all(value.isprintable() for value in (found.host, found.boot, found.kernel, found.firmware))
-        assert before is None or {gpu.address for gpu in before.gpus} <= {gpu.address for gpu in found.gpus}
-        watch.names(tree, [gpu.address for gpu in found.gpus])
-        before = found if number % 10 else None
+        report = watch.look(tree, before, number=number, time="", log=said_of(RECORDS[0][0].encode(), {}))
+        text = json.dumps(report.as_dict())
+        assert len(text) < 4000 * (len(report.gpus) + 1)
+        assert all(value.isprintable() for value in (report.host, report.boot, report.kernel, report.firmware))
+        assert before is None or {gpu.address for gpu in before.gpus} <= {gpu.address for gpu in report.gpus}
+        watch.names(tree, [gpu.address for gpu in report.gpus])
+        before = report if number % 10 else None
 
 
 # The kernel's log
@@ -378,10 +378,10 @@ def waits(outcomes: list[GpuyardError | None], capsys: pytest.CaptureFixture[str
 
 def test_waits_grow_while_the_portal_is_away(capsys: pytest.CaptureFixture[str]) -> None:
     away = [PortalAwayError("it is away") for _ in range(20)]
-    slept, said = waits([None, *away, None, PortalAwayError("busy", 200)], capsys)
+    slept, output = waits([None, *away, None, PortalAwayError("busy", 200)], capsys)
     assert slept == [10, 20, 40, 80, 160, *[300] * 16, 10, 200]
-    assert said.count("it is away") == 1
-    assert "takes it again" in said
+    assert output.count("it is away") == 1
+    assert "takes it again" in output
 
 
 def test_who_is_refused_asks_less_often(capsys: pytest.CaptureFixture[str]) -> None:

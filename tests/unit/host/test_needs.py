@@ -22,9 +22,9 @@ def machine() -> Sysfs:
 def needed(host: Sysfs) -> dict[str, str]:
     """Also asserts that a recording says the same."""
     tree = RecordedTree(host.nodes)
-    found = needed_by_host(tree)
-    assert needed_by_host(RecordedTree(record(tree, names(), "x")["tree"])) == found
-    return found
+    reasons = needed_by_host(tree)
+    assert needed_by_host(RecordedTree(record(tree, names(), "x")["tree"])) == reasons
+    return reasons
 
 
 def inside_open_vswitch(host: Sysfs, *ports: str) -> None:
@@ -142,9 +142,9 @@ def test_a_held_disk_of_an_nvme_subsystem_needs_its_controller() -> None:
 def test_this_machine_reads_like_its_recording() -> None:
     """Every kind of device of a real kernel is walked; what is found is a property of this machine alone."""
     tree = FileTree("/")
-    found = needed_by_host(tree)
-    assert found == needed_by_host(RecordedTree(record(tree, names(), "x")["tree"]))
-    assert all(re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) for address in found)
+    reasons = needed_by_host(tree)
+    assert reasons == needed_by_host(RecordedTree(record(tree, names(), "x")["tree"]))
+    assert all(re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) for address in reasons)
 
 
 def test_a_folder_reads_like_a_recording(tmp_path: Path) -> None:

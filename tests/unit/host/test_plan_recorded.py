@@ -37,10 +37,10 @@ def plan(tree: Tree, inventory: Inventory, wishes: Wishes) -> Plan:
 
 
 def same(host: ModelHost, wishes: Wishes) -> None:
-    known = PciIds.of_this_machine()
-    here = plan(host.tree, scan(host.tree, known), wishes)
-    text = dumps(record(host.tree, known, "by a test"))
-    assert plan(*replay_tree(text, "x"), wishes) == here
+    pci_ids = PciIds.of_this_machine()
+    live_plan = plan(host.tree, scan(host.tree, pci_ids), wishes)
+    text = dumps(record(host.tree, pci_ids, "by a test"))
+    assert plan(*replay_tree(text, "x"), wishes) == live_plan
 
 
 def with_others() -> ModelHost:

@@ -162,8 +162,8 @@ def test_what_the_host_needs_is_left_alone_also_when_asked_for() -> None:
     plan = planned(host)
     assert plan.empty
     assert "needed by the host: root disk" in plan.notes[0]
-    asked = planned(host, only=("0000:01:00.0",))
-    assert "needed by the host: root disk" in asked.refused
+    requested_plan = planned(host, only=("0000:01:00.0",))
+    assert "needed by the host: root disk" in requested_plan.refused
     with pytest.raises(BlockedError, match="root disk"):
         apply(host, only=("0000:01:00.0",))
     assert host.written == []

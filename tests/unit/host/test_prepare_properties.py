@@ -43,9 +43,9 @@ def hosts(draw: st.DrawFn) -> tuple[ModelHost, Wishes]:
         host = debian(sysfs, command_line=f"intel_iommu=on{legacy}")
     else:
         host = debian(sysfs, command_line=legacy.strip(), groups={**groups, "0000:03:00.0": 1, "0000:04:00.0": 2})
-    kept = draw(st.lists(st.sampled_from(gpus), unique=True)) if gpus else []
+    kept_gpus = draw(st.lists(st.sampled_from(gpus), unique=True)) if gpus else []
     named = draw(st.lists(st.sampled_from(ports), unique=True)) if ports else []
-    wishes = Wishes(keep=tuple(kept), give=tuple(named), identity=draw(st.booleans()), replace_legacy=bool(legacy))
+    wishes = Wishes(keep=tuple(kept_gpus), give=tuple(named), identity=draw(st.booleans()), replace_legacy=bool(legacy))
     return host, wishes
 
 
@@ -107,12 +107,12 @@ def test_apply_does_what_was_wished_and_then_has_nothing_to_do(made: tuple[Model
     assert Preparation(host, names()).plan(wishes).empty
     machine = look(host)
     for slot in machine.slots:
-        kept = any(gpu.address in wishes.keep for gpu in slot.gpus)
+        is_kept = any(gpu.address in wishes.keep for gpu in slot.gpus)
         others = [f for f in machine.group_members(slot) if f not in (*slot.gpus, *slot.companions)]
         strangers = {f.address for f in others if not f.stays_with_host}
-        wanted = slot.usable and not kept and strangers <= set(wishes.give)
+        passed_through = slot.usable and not is_kept and strangers <= set(wishes.give)
         members = {host.driver_of(function.address) for function in (*slot.gpus, *slot.companions)}
-        assert members == {"vfio-pci"} if wanted else "vfio-pci" not in members, slot
+        assert members == {"vfio-pci"} if passed_through else "vfio-pci" not in members, slot
 
 
 @MANY

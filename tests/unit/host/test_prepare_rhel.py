@@ -248,7 +248,7 @@ def test_the_images_of_all_kernels_get_our_files_and_no_other_image_does() -> No
     for kernel in KERNELS:
         for path in (LIST_FILE, OPTIONS_FILE):
             assert host.text(path) in host.text(image(kernel))
-    assert HOOK_FILE not in [path for path, there in flat(host).items() if there]
+    assert HOOK_FILE not in [path for path, content in flat(host).items() if content]
     assert DRACUT_FILE in flat(host)
     run = load(host.tree).runs["initramfs"]  # type: ignore[union-attr]
     assert set(run.originals) == {image(kernel) for kernel in KERNELS}, "neither the rescue image nor kdump's"

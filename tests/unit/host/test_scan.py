@@ -126,11 +126,11 @@ def test_a_recording_replays_to_the_same_inventory_and_so_does_a_folder(tmp_path
     machine.function("41:00.0", "8086:1563", "0200", 7, driver="ixgbe").uplink("eno1", "41:00.0")
     machine.put("proc/sys/kernel/hostname", "gpu-server")
     materialise(machine.nodes, tmp_path)
-    known = PciIds.of_this_machine()
-    seen = scan(FileTree(str(tmp_path)), known, origin="x")
-    text = dumps(record(FileTree(str(tmp_path)), known, "x"))
+    pci_ids = PciIds.of_this_machine()
+    inventory = scan(FileTree(str(tmp_path)), pci_ids, origin="x")
+    text = dumps(record(FileTree(str(tmp_path)), pci_ids, "x"))
     replayed = replay(text, "file")
-    assert replayed == seen
+    assert replayed == inventory
     assert replayed.facts.hostname == "gpu-server"
     assert replayed.facts.disk_gib == 1000
     assert set(replayed.needed_by_host) == {"0000:01:00.0", "0000:41:00.0"}
@@ -210,9 +210,9 @@ def test_verdicts_for_people() -> None:
 def test_a_bus_or_a_gpu_that_cannot_be_read_is_said_and_not_counted_as_none() -> None:
     assert verdict_lines(Sysfs().inventory())[0].startswith("no PCI function is to be seen")
     machine = Sysfs().function("27:00.0", V100, group=19).function("28:00.0", V100, group=20, vendor="\0")
-    said = "28:00.0 3D controller may be a GPU: its vendor cannot be read"
-    assert said in verdict_lines(machine.inventory())
-    assert to_dict(machine.inventory())["unreadable"] == (said,)
+    message = "28:00.0 3D controller may be a GPU: its vendor cannot be read"
+    assert message in verdict_lines(machine.inventory())
+    assert to_dict(machine.inventory())["unreadable"] == (message,)
 
 
 def test_without_an_iommu_only_gpus_and_their_cards_are_shown() -> None:

@@ -36,9 +36,9 @@ def test_a_gpu_alone_on_its_bus_is_reset_by_it() -> None:
 def test_a_group_goes_together_bus_by_bus_and_its_port_stays() -> None:
     host = ScrubHost()
     assert scrubbed(host, PEER).functions == (LEADER, PEER)
-    assert [host.functions[one].resets for one in (LEADER, PEER)] == [["bus"], ["bus"]]
+    assert [host.functions[address].resets for address in (LEADER, PEER)] == [["bus"], ["bus"]]
     assert scrubbed(host, CARD).functions == (CARD, AUDIO)
-    assert [host.functions[one].resets for one in (CARD, AUDIO)] == [["bus"], ["bus"]]
+    assert [host.functions[address].resets for address in (CARD, AUDIO)] == [["bus"], ["bus"]]
 
 
 def test_without_its_bus_the_function_alone_is_reset_if_that_counts() -> None:

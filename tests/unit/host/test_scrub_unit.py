@@ -36,7 +36,7 @@ class ModelPortal:
         if self.loses_answers:
             self.loses_answers -= 1
             raise PortalAwayError("timed out")
-        return self.answer or {"orders": [{"id": one.id, "address": one.address} for one in self.open]}
+        return self.answer or {"orders": [{"id": order.id, "address": order.address} for order in self.open]}
 
     def outcomes(self, order: str) -> list[str]:
         return [result["outcome"] for result in self.results if result["order"] == order]
@@ -96,10 +96,10 @@ def test_after_a_kill_at_any_moment_nothing_is_told_that_was_not_seen(changes: i
     host.changes_left = None
     after = Work(host)
     unit(host, portal, after).work()
-    told = portal.outcomes("a")
-    assert told
-    assert set(told) <= {"clean", "unknown"}
-    if "clean" in told:
+    outcomes = portal.outcomes("a")
+    assert outcomes
+    assert set(outcomes) <= {"clean", "unknown"}
+    if "clean" in outcomes:
         assert ended or after.done
     assert not portal.open
     assert scrub_journal.load(host).begun == ()

@@ -54,12 +54,12 @@ class Kernel:
 def climb(
     machine: Sysfs,
     kernel: Kernel | None = None,
-    wanted: Sequence[Passthrough] = WANTED,
+    passthroughs: Sequence[Passthrough] = WANTED,
     recorded: Mapping[str, int | None] = RECORDED,
 ) -> list[Finding]:
     inventory = machine.inventory()
-    seen = Machine(RecordedTree(machine.nodes), inventory, judge(inventory))
-    return verify(seen, wanted, recorded, (kernel or Kernel()).open_group)
+    observed = Machine(RecordedTree(machine.nodes), inventory, judge(inventory))
+    return verify(observed, passthroughs, recorded, (kernel or Kernel()).open_group)
 
 
 def but_ok(findings: Sequence[Finding]) -> list[tuple[str, str]]:
@@ -75,7 +75,7 @@ def test_a_host_that_is_right_climbs_to_the_top() -> None:
 
 
 def test_nothing_prepared_proves_nothing() -> None:
-    findings = climb(host(), wanted=[])
+    findings = climb(host(), passthroughs=[])
     assert worst(findings) is Severity.ERROR
     assert "nothing to verify" in findings[0].reason
 
@@ -118,8 +118,8 @@ def test_another_card_at_an_address_is_not_opened() -> None:
 
 def test_a_function_in_no_group_cannot_be_given_away() -> None:
     groups = {address: number for address, number in RECORDED.items() if number is not None and address != C}
-    found = but_ok(climb(host(groups)))
-    assert any(check == "functions" and C in reason and "is in no IOMMU group" in reason for check, reason in found)
+    problems = but_ok(climb(host(groups)))
+    assert any(check == "functions" and C in reason and "is in no IOMMU group" in reason for check, reason in problems)
 
 
 def test_other_numbers_with_the_same_members_do_no_harm() -> None:
@@ -270,8 +270,8 @@ def test_every_blocked_finding_says_what_to_do() -> None:
     machine = host({A: 19, B: 19, C: 33, AUDIO: 32}, drivers={A: "nouveau"})
     without_node = host()
     del without_node.nodes["dev"]["vfio"]["19"]
-    found = [*climb(machine), *climb(host(), Kernel({B: "ffff:ffff"})), *climb(Sysfs()), *climb(without_node)]
-    blocked = [finding for finding in found if finding.severity is Severity.ERROR]
+    findings = [*climb(machine), *climb(host(), Kernel({B: "ffff:ffff"})), *climb(Sysfs()), *climb(without_node)]
+    blocked = [finding for finding in findings if finding.severity is Severity.ERROR]
     assert {finding.code for finding in blocked} == set(CHECKS)
     assert all(finding.remedy for finding in blocked)
 

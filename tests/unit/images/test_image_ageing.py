@@ -41,35 +41,35 @@ def stored(driver: str) -> StoredImage:
     ],
 )
 def test_a_branch_that_has_ended_or_that_nobody_knows(driver: str, severity: Severity, part: str) -> None:
-    (found,) = driver_findings(stored(driver), TODAY)
-    assert (found.severity, found.object, part in found.reason) == (severity, BUILD, True), found.reason
+    (finding,) = driver_findings(stored(driver), TODAY)
+    assert (finding.severity, finding.object, part in finding.reason) == (severity, BUILD, True), finding.reason
 
 
 def test_a_branch_is_in_use_until_it_ends() -> None:
     assert driver_findings(stored(""), TODAY) == []
     assert driver_findings(stored("580"), TODAY) == []
     last = ENDS[580]
-    said = {days: driver_findings(stored("580"), last - timedelta(days)) for days in (91, 90, 1, 0)}
-    assert {days: [one.severity for one in found] for days, found in said.items()} == {
+    findings_by_days = {days: driver_findings(stored("580"), last - timedelta(days)) for days in (91, 90, 1, 0)}
+    assert {days: [finding.severity for finding in findings] for days, findings in findings_by_days.items()} == {
         91: [],
         90: [Severity.NOTE],
         1: [Severity.NOTE],
         0: [Severity.WARNING],
     }
-    assert [str(end_of(one)) for one in ("580", "470", "999")] == [last.isoformat(), "over", "unknown"]
+    assert [str(end_of(branch)) for branch in ("580", "470", "999")] == [last.isoformat(), "over", "unknown"]
 
 
 def test_holes_are_what_security_updates_mend() -> None:
     installed = {"openssl": "3.0.16-1", "zlib1g": "1:1.2.13", "mine": "1"}
-    (found,) = hole_findings(BUILD, installed, {"openssl": "3.0.17-1~deb12u2", "zlib1g": "1:1.2.13", "other": "2"})
-    assert (found.severity, found.payload) == (Severity.WARNING, {"packages": ["openssl"]})
-    assert "1 of its packages: openssl 3.0.17-1~deb12u2 (3.0.16-1)" in found.reason
-    (found,) = hole_findings(BUILD, installed, {"openssl": "3.0.16-1"})
-    assert found.severity is Severity.OK
+    (finding,) = hole_findings(BUILD, installed, {"openssl": "3.0.17-1~deb12u2", "zlib1g": "1:1.2.13", "other": "2"})
+    assert (finding.severity, finding.payload) == (Severity.WARNING, {"packages": ["openssl"]})
+    assert "1 of its packages: openssl 3.0.17-1~deb12u2 (3.0.16-1)" in finding.reason
+    (finding,) = hole_findings(BUILD, installed, {"openssl": "3.0.16-1"})
+    assert finding.severity is Severity.OK
     many = {f"p{number:02}": "1" for number in range(20)}
-    (found,) = hole_findings(BUILD, many, dict.fromkeys(many, "2"))
-    assert "p07 2 (1) and 12 more" in found.reason
-    assert found.payload["packages"] == sorted(many)
+    (finding,) = hole_findings(BUILD, many, dict.fromkeys(many, "2"))
+    assert "p07 2 (1) and 12 more" in finding.reason
+    assert finding.payload["packages"] == sorted(many)
 
 
 def test_of_two_versions_in_the_archive_the_newer_one_counts() -> None:
@@ -93,11 +93,11 @@ def test_versions_are_in_dpkgs_order() -> None:
         "1.10",
         "1:0.1",
     ]
-    for index, one in enumerate(rising):
+    for index, version in enumerate(rising):
         for other in rising[index:]:
-            said = subprocess.run(["dpkg", "--compare-versions", other, "gt", one], check=False).returncode == 0
-            assert newer(other, one) is said, (other, one)
-            assert not newer(one, other)
+            is_newer = subprocess.run(["dpkg", "--compare-versions", other, "gt", version], check=False).returncode == 0
+            assert newer(other, version) is is_newer, (other, version)
+            assert not newer(version, other)
 
 
 @given(st.text(max_size=40), st.text(max_size=40))

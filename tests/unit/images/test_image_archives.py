@@ -44,17 +44,19 @@ def components(distribution: str, release: str, **more: object) -> set[str]:
 @pytest.mark.parametrize("release", ["jammy", "noble"])
 @pytest.mark.parametrize("more", [{}, {"container_toolkit": True}], ids=["driver", "containers"])
 def test_an_ubuntu_image_reads_the_components_that_have_its_packages(release: str, more: dict[str, object]) -> None:
-    asked = components("ubuntu", release, driver={"branch": "580"}, **more)
-    assert asked >= set(UBUNTU_COMPONENT.values())
-    assert asked <= {"main", "restricted", "universe", "multiverse"}, "debootstrap stops at one that is not there"
+    component_names = components("ubuntu", release, driver={"branch": "580"}, **more)
+    assert component_names >= set(UBUNTU_COMPONENT.values())
+    assert component_names <= {"main", "restricted", "universe", "multiverse"}, (
+        "debootstrap stops at one that is not there"
+    )
     assert "universe" in components("ubuntu", release), "diskimage-builder's own way, without a driver"
 
 
 @pytest.mark.parametrize("release", DEBIAN_COMPONENTS)
 def test_a_debian_image_reads_the_components_that_its_release_has(release: str) -> None:
-    asked = components("debian", release, driver={"branch": "535"})
-    assert asked <= DEBIAN_COMPONENTS[release], "debootstrap stops at one that is not there"
-    assert asked >= {"contrib", "non-free"}
+    component_names = components("debian", release, driver={"branch": "535"})
+    assert component_names <= DEBIAN_COMPONENTS[release], "debootstrap stops at one that is not there"
+    assert component_names >= {"contrib", "non-free"}
 
 
 def refused(distribution: str, release: str) -> list[str]:
@@ -72,14 +74,14 @@ def test_a_base_is_a_release_that_its_distribution_has_and_maintains(distributio
         ends = [day for name, day in row.items() if name.startswith("eol") and day]
         came = row["release"] or ""
         maintained = (not ends or max(ends) > day) and row["created"] < day and (not came or came > first)
-        said = refused(distribution, row["series"])
-        assert (not said) is maintained, (row["series"], said)
+        refusals = refused(distribution, row["series"])
+        assert (not refusals) is maintained, (row["series"], refusals)
 
 
 def test_what_is_no_release_is_refused_with_those_there_are() -> None:
-    there = "there are bullseye, bookworm, trixie, forky"
-    assert refused("debian", "bokworm") == [f"gpuyard knows no release 'bokworm' of debian; {there}"]
-    assert refused("debian", "noble") == [f"gpuyard knows no release 'noble' of debian; it is one of ubuntu; {there}"]
+    choices = "there are bullseye, bookworm, trixie, forky"
+    assert refused("debian", "bokworm") == [f"gpuyard knows no release 'bokworm' of debian; {choices}"]
+    assert refused("debian", "noble") == [f"gpuyard knows no release 'noble' of debian; it is one of ubuntu; {choices}"]
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +172,6 @@ def test_what_is_asked_for_is_installed_or_refused(
     said: str,
 ) -> None:
     system = {"noble": "ubuntu noble", "bullseye": "debian bullseye"}[release]
-    found = chosen(tmp_path, apts[release], system, (branch, module))
-    assert found[0] == packages
-    assert said in found[1]
+    selection = chosen(tmp_path, apts[release], system, (branch, module))
+    assert selection[0] == packages
+    assert said in selection[1]

@@ -271,10 +271,13 @@ def test_a_driver_that_cannot_be_is_refused_with_the_site(tmp_path: Path, build:
 
 def test_what_the_elements_are_told() -> None:
     plan = plan_build("i", built(), OWN, DAY, [V100])
-    told = plan.environment(FOLDERS, {})
+    environment = plan.environment(FOLDERS, {})
     assert plan.elements[2] == "gpuyard-nvidia"
-    assert (told["DIB_GPUYARD_NVIDIA_BRANCH"], told["DIB_GPUYARD_NVIDIA_MODULE"]) == ("580", "proprietary")
-    assert "non-free" in told["DIB_DEBIAN_COMPONENTS"]
+    assert (environment["DIB_GPUYARD_NVIDIA_BRANCH"], environment["DIB_GPUYARD_NVIDIA_MODULE"]) == (
+        "580",
+        "proprietary",
+    )
+    assert "non-free" in environment["DIB_DEBIAN_COMPONENTS"]
     assert plan_build("i", built(), OWN, DAY, [H100]).name != plan.name, "another kernel module, another image"
     assert plan_build("i", built(pools=["a"]), OWN, DAY, [V100]).name == plan.name
     plain = plan_build("i", built(driver=None), OWN, DAY, [V100]).environment(FOLDERS, {})
@@ -296,20 +299,20 @@ def runner_plan(archive: str, sha256: str) -> BuildPlan:
 def test_the_runner_is_the_one_that_the_site_file_means(tmp_path: Path) -> None:
     (tmp_path / "runner.tar.gz").write_bytes(b"runner")
     right = hashlib.sha256(b"runner").hexdigest()
-    kept = tmp_path / "cache"
+    cached = tmp_path / "cache"
     with pytest.raises(BlockedError, match=f"has the SHA-256 {right}, and the site file says {'0' * 64}"):
-        fetch_runner(runner_plan("runner.tar.gz", "0" * 64), kept, tmp_path)
-    assert not kept.exists()
-    fetch_runner(runner_plan("runner.tar.gz", right), kept, tmp_path)
-    assert kept.read_bytes() == b"runner"
-    fetch_runner(runner_plan("gone.tar.gz", right), kept, tmp_path)  # it is there from before
-    kept.unlink()
+        fetch_runner(runner_plan("runner.tar.gz", "0" * 64), cached, tmp_path)
+    assert not cached.exists()
+    fetch_runner(runner_plan("runner.tar.gz", right), cached, tmp_path)
+    assert cached.read_bytes() == b"runner"
+    fetch_runner(runner_plan("gone.tar.gz", right), cached, tmp_path)  # it is there from before
+    cached.unlink()
     with pytest.raises(UsageError, match=r"gone\.tar\.gz: No such file"):
-        fetch_runner(runner_plan("gone.tar.gz", right), kept, tmp_path)
+        fetch_runner(runner_plan("gone.tar.gz", right), cached, tmp_path)
 
 
 def verdict(code: str, module: str = "proprietary", **words: str) -> Finding:
-    said = {
+    values_by_word = {
         "over": "",
         "driver-module": "535.261.03 NVIDIA",
         "driver-load": "modprobe: ERROR: could not insert 'nvidia_current': No such device",
@@ -319,11 +322,13 @@ def verdict(code: str, module: str = "proprietary", **words: str) -> Finding:
         "runner": "runner run.sh",
         "updates": "masked",
     }
-    said |= {word.replace("_", "-"): value for word, value in words.items()}
-    text = "\n".join(f"gpuyard-image: {NONCE} {word} {value}" for word, value in said.items() if value != "-")
+    values_by_word |= {word.replace("_", "-"): value for word, value in words.items()}
+    text = "\n".join(f"gpuyard-image: {NONCE} {word} {value}" for word, value in values_by_word.items() if value != "-")
     build = built("535", runner={"version": "2.330.0", "sha256": "0" * 64})
-    (found,) = [one for one in judge(read_console(text, NONCE), build, "", True, module) if one.code == code]
-    return found
+    (match,) = [
+        finding for finding in judge(read_console(text, NONCE), build, "", True, module) if finding.code == code
+    ]
+    return match
 
 
 @pytest.mark.parametrize(
@@ -341,9 +346,9 @@ def verdict(code: str, module: str = "proprietary", **words: str) -> Finding:
     ],
 )
 def test_what_a_check_says_of_the_driver(words: dict[str, str], severity: Severity, said: str) -> None:
-    found = verdict("driver", **words)
-    assert found.severity is severity
-    assert said in found.reason
+    finding = verdict("driver", **words)
+    assert finding.severity is severity
+    assert said in finding.reason
 
 
 def test_units_that_need_a_gpu_may_fail_without_one() -> None:
@@ -360,6 +365,6 @@ def test_units_that_need_a_gpu_may_fail_without_one() -> None:
 )
 def test_what_a_check_says_of_the_runner(words: dict[str, str], said: str) -> None:
     assert verdict("runner").severity is Severity.OK
-    found = verdict("runner", **words)
-    assert found.severity is Severity.ERROR
-    assert said in found.reason
+    finding = verdict("runner", **words)
+    assert finding.severity is Severity.ERROR
+    assert said in finding.reason

@@ -18,9 +18,9 @@ class Glance:
     def __init__(self, *rows: dict[str, Any]) -> None:
         self._rows = rows
 
-    def get(self, service: str, path: str, limit: int, **wanted: str) -> dict[str, Any]:
+    def get(self, service: str, path: str, limit: int, **filters: str) -> dict[str, Any]:
         assert (service, path) == ("image", "/images")
-        return {"images": [row for row in self._rows if wanted.items() <= row.items()]}
+        return {"images": [row for row in self._rows if filters.items() <= row.items()]}
 
 
 def row(id: str, name: str = "i", owner: str = "ours", visibility: str = "private", **more: str) -> dict[str, Any]:
@@ -35,19 +35,19 @@ OURS = {"gpuyard_image": "i", "gpuyard_build": BUILD}
 
 
 def test_builds_are_those_of_our_project() -> None:
-    found = shelf(
+    glance_shelf = shelf(
         row("build", BUILD, **OURS),
         row("forged", owner="theirs", visibility="public", **OURS),
         row("snapshot of it", "mine", base_image_ref="build", **OURS),
         row("shelved", "s", instance_uuid="7b5c", **OURS),
         row("another", "x"),
     )
-    assert [build.id for build in found.builds("i")] == ["build"]
-    assert [build.id for build in found.builds()] == ["build"]
+    assert [build.id for build in glance_shelf.builds("i")] == ["build"]
+    assert [build.id for build in glance_shelf.builds()] == ["build"]
 
 
 def test_what_nobody_else_sees_is_in_nobodys_way() -> None:
-    found = shelf(
+    glance_shelf = shelf(
         row("build", **OURS),
         row("private", owner="theirs"),
         row("forged", owner="theirs", **OURS),
@@ -57,4 +57,4 @@ def test_what_nobody_else_sees_is_in_nobodys_way() -> None:
         row("our snapshot", base_image_ref="build", **OURS),
         row("of another name", "j"),
     )
-    assert found.others_named("i") == {"public", "public and forged", "our own", "our snapshot"}
+    assert glance_shelf.others_named("i") == {"public", "public and forged", "our own", "our snapshot"}

@@ -118,11 +118,11 @@ def test_nothing_of_the_operators_shell_is_in_a_build() -> None:
         "ELEMENTS_PATH": "/x",
         "http_proxy": "http://p:1",
     }
-    found = plan_build("i", BUILD, OWN, DAY).environment(FOLDERS, shell)
-    assert (found["DIB_RELEASE"], found["ELEMENTS_PATH"]) == ("bookworm", "/c/elements")
-    assert found["http_proxy"] == "http://p:1"
-    assert "/opt/bin" in found["PATH"].split(":")
-    assert "DIB_DISTRIBUTION_MIRROR" not in found
+    environment = plan_build("i", BUILD, OWN, DAY).environment(FOLDERS, shell)
+    assert (environment["DIB_RELEASE"], environment["ELEMENTS_PATH"]) == ("bookworm", "/c/elements")
+    assert environment["http_proxy"] == "http://p:1"
+    assert "/opt/bin" in environment["PATH"].split(":")
+    assert "DIB_DISTRIBUTION_MIRROR" not in environment
     jammy = changed(base={"distribution": "ubuntu", "release": "jammy", "mirror": "http://m.example/ubuntu"})
     plan = plan_build("i", jammy, OWN, DAY)
     assert plan.elements[0] == "ubuntu-minimal"
@@ -136,9 +136,9 @@ def test_elements_are_taken_with_those_that_they_need(tmp_path: Path) -> None:
     (tmp_path / "mine/element-deps").write_text("gpuyard-agent\n")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/README").write_text("")
-    found = of_elements({**OWN, **elements_beside(tmp_path)}, ["mine"])
-    assert {path.partition("/")[0] for path in found} == {"mine", "gpuyard-agent"}
-    write_elements(found, tmp_path / "out")
+    files = of_elements({**OWN, **elements_beside(tmp_path)}, ["mine"])
+    assert {path.partition("/")[0] for path in files} == {"mine", "gpuyard-agent"}
+    write_elements(files, tmp_path / "out")
     assert os.access(tmp_path / "out/mine/install.d/50-it", os.X_OK)
     assert not os.access(tmp_path / "out/gpuyard-agent/element-deps", os.X_OK)
     agent = tmp_path / "out/gpuyard-agent/static/usr/local/lib/gpuyard-agent/gpuyard_agent.py"
@@ -167,8 +167,8 @@ def test_partitions_do_not_overlap_and_the_root_can_grow(size: int, architecture
     parts = layout.partitions
     assert parts[-1] is layout.root
     assert layout.root.count * SECTOR >= size
-    for one, following in itertools.pairwise(parts):
-        assert one.start + one.count <= following.start
+    for partition, following in itertools.pairwise(parts):
+        assert partition.start + partition.count <= following.start
     assert all(part.offset % MIB == 0 for part in parts)
     assert layout.bytes % MIB == 0
     assert layout.bytes - (layout.root.offset + layout.root.count * SECTOR) == MIB, "for the second partition table"
@@ -185,15 +185,15 @@ def test_the_same_build_has_the_same_ids() -> None:
 def test_the_first_sector_keeps_the_partition_table_and_knows_where_the_rest_is() -> None:
     boot = bytearray(bytes([1]) * SECTOR)
     boot[0x1FE:] = b"\x55\xaa"
-    there = bytes([2]) * SECTOR
-    made = first_sector(there, bytes(boot), 2048)
-    assert made[0x1B8:] == there[0x1B8:], "disk id, partition table, signature"
-    assert made[3:0x5A] == there[3:0x5A], "what a BIOS keeps there"
+    old_sector = bytes([2]) * SECTOR
+    made = first_sector(old_sector, bytes(boot), 2048)
+    assert made[0x1B8:] == old_sector[0x1B8:], "disk id, partition table, signature"
+    assert made[3:0x5A] == old_sector[3:0x5A], "what a BIOS keeps there"
     assert struct.unpack_from("<Q", made, 0x5C) == (2048,)
     assert made[0x66:0x68] == b"\x90\x90"
     assert len(made) == SECTOR
     with pytest.raises(ValueError, match="not a boot sector"):
-        first_sector(there, b"", 2048)
+        first_sector(old_sector, b"", 2048)
 
 
 def test_the_core_image_knows_where_its_rest_is() -> None:
@@ -227,7 +227,7 @@ def test_the_bill_names_packages_as_scanners_do() -> None:
     name = BuiltName("i", DAY, "0123456789")
     bill = bill_of_materials(installed_packages(STATUS), name, "debian", "bookworm", datetime(2026, 11, 22, tzinfo=UTC))
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
-    assert [one["purl"] for one in bill["components"]] == [
+    assert [component["purl"] for component in bill["components"]] == [
         "pkg:deb/debian/bash@5.2.15-2%2Bb7?arch=amd64&distro=bookworm",
         "pkg:deb/debian/driver@1%3A2~3?arch=all&distro=bookworm",
     ]
@@ -280,7 +280,7 @@ def test_any_file_is_a_manifest_or_refused(content: bytes) -> None:
 
 
 def console(**words: str) -> str:
-    said = {
+    values_by_word = {
         "begun": "",
         "kernel": "6.1.0",
         "seconds": "61.5",
@@ -294,19 +294,21 @@ def console(**words: str) -> str:
         "unit": "gpuyard-agent.service enabled active 0",
         "over": "",
     }
-    said |= {word.replace("_", "-"): value for word, value in words.items()}
-    return "\n".join(f"[  1.0] gpuyard-image: {NONCE} {word} {value}" for word, value in said.items() if value != "-")
+    values_by_word |= {word.replace("_", "-"): value for word, value in words.items()}
+    return "\n".join(
+        f"[  1.0] gpuyard-image: {NONCE} {word} {value}" for word, value in values_by_word.items() if value != "-"
+    )
 
 
 def verdicts(text: str, switched_off: bool = True) -> dict[str, tuple[Severity, str]]:
-    found = judge(read_console(text, NONCE), BUILD, "1234:11e8", switched_off)
-    return {one.code: (one.severity, one.reason) for one in found}
+    findings = judge(read_console(text, NONCE), BUILD, "1234:11e8", switched_off)
+    return {finding.code: (finding.severity, finding.reason) for finding in findings}
 
 
 def test_an_image_that_is_good() -> None:
-    found = verdicts(console())
-    assert list(found) == ["image-boots", "cloud-init", "root-grows", "pci-device", "units", "agent"]
-    assert {severity for severity, _ in found.values()} == {Severity.OK}
+    verdicts_by_code = verdicts(console())
+    assert list(verdicts_by_code) == ["image-boots", "cloud-init", "root-grows", "pci-device", "units", "agent"]
+    assert {severity for severity, _ in verdicts_by_code.values()} == {Severity.OK}
 
 
 @pytest.mark.parametrize(
@@ -326,9 +328,9 @@ def test_an_image_that_is_good() -> None:
     ],
 )
 def test_an_image_that_is_not(words: dict[str, str], code: str, severity: Severity, part: str) -> None:
-    found = verdicts(console(**words))
-    assert found[code][0] is severity
-    assert part in found[code][1]
+    verdicts_by_code = verdicts(console(**words))
+    assert verdicts_by_code[code][0] is severity
+    assert part in verdicts_by_code[code][1]
 
 
 def test_a_server_that_says_nothing_or_something_else() -> None:
@@ -441,9 +443,9 @@ def test_a_machine_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyt
 
 def stored(build: str = "i-20261122-0123456789", **more: object) -> StoredImage:
     row = {"id": build, "name": build, "status": "active", "created_at": "2026-11-22T10:00:00Z", "gpuyard_image": "i"}
-    found = stored_image({**row, "gpuyard_build": build, **more})
-    assert found is not None
-    return found
+    image = stored_image({**row, "gpuyard_build": build, **more})
+    assert image is not None
+    return image
 
 
 OLD, NEW = "i-20261101-0123456789", "i-20261122-0123456789"
@@ -453,9 +455,9 @@ def test_what_glance_is_told_of_a_build() -> None:
     record = record_of(manifest(), {"hw_firmware_type": "uefi"}, "community")
     assert (record["min_disk"], record["architecture"], record["os_version"]) == (4, "x86_64", "bookworm")
     assert (record["visibility"], record["hw_firmware_type"]) == ("community", "uefi")
-    known = stored_image({**record, "id": "1", "status": "queued"})
-    assert known is not None
-    assert (known.image, known.promoted, known.driver) == ("debian-12", False, "")
+    image = stored_image({**record, "id": "1", "status": "queued"})
+    assert image is not None
+    assert (image.image, image.promoted, image.driver) == ("debian-12", False, "")
     assert stored(gpuyard_driver="535").driver == "535"
     assert stored(gpuyard_driver="5x").driver == "", "anybody may set properties of an image of his"
 

@@ -49,13 +49,13 @@ def test_the_generation_rises_by_one_with_every_change(states: list[GpuState]) -
 def test_a_reader_is_woken_by_a_change() -> None:
     inventory = InventoryCache()
     first = inventory.publish(NOON, statuses(GpuState.FREE))
-    seen: list[InventoryView | None] = []
-    reader = threading.Thread(target=lambda: seen.append(inventory.wait(first.generation, 10)))
+    views: list[InventoryView | None] = []
+    reader = threading.Thread(target=lambda: views.append(inventory.wait(first.generation, 10)))
     reader.start()
     inventory.publish(NOON, statuses(GpuState.FREE))  # no change: wakes nobody
     second = inventory.publish(NOON, statuses(GpuState.HELD))
     reader.join(5)
-    assert seen == [second]
+    assert views == [second]
 
 
 def test_a_reader_who_is_behind_does_not_wait() -> None:

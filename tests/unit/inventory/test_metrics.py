@@ -55,11 +55,11 @@ SHOWN = replace(ROOMY, anonymous_details=True)
 
 def read(client: TestClient) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     """Sample's name -> its labels, by name -> value."""
-    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    values_by_name: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(client.get("/metrics").text):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
-    return found
+            values_by_name.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return values_by_name
 
 
 def of(**labels: str) -> tuple[tuple[str, str], ...]:
@@ -91,8 +91,8 @@ def client_of(portal: BookingPortal, tallies: Tallies | None = None, *, details:
 @given(st.lists(st.floats(0, 100)))
 def test_a_histogram_is_what_it_was_told(seconds: list[float]) -> None:
     durations = Durations((1.0, 10.0))
-    for one in seconds:
-        durations.add(one)
+    for duration in seconds:
+        durations.add(duration)
     buckets, total = durations.read()
     assert [name for name, _ in buckets] == ["1.0", "10.0", "+Inf"]
     assert [count for _, count in buckets] == [sum(x <= most for x in seconds) for most in (1, 10, float("inf"))]
@@ -131,8 +131,8 @@ def test_requests_are_counted_by_route_and_never_by_what_is_in_it(
     client.request("BREW", "/v1/gpus")
     TestClient(portal.app).get("/ical/secret-feed.ics")
     TestClient(portal.app).get("/v1/bookings")
-    found = read(TestClient(portal.app))
-    requests = found["gpuyard_http_requests_total"]
+    metrics = read(TestClient(portal.app))
+    requests = metrics["gpuyard_http_requests_total"]
     assert requests[of(method="GET", route="/v1/bookings/{id}", status="404")] == 2
     assert requests[of(method="GET", route="/v1/bookings/{id}", status="429")] == 1, "a limit of rate"
     assert requests[of(method="GET", route="", status="429")] == 1
@@ -140,7 +140,7 @@ def test_requests_are_counted_by_route_and_never_by_what_is_in_it(
     assert requests[of(method="GET", route="/ical/{secret}.ics", status="404")] == 1
     assert requests[of(method="GET", route="/v1/bookings", status="401")] == 1
     assert "secret-" not in json.dumps([*map(str, requests)])
-    assert found["gpuyard_http_request_seconds_count"][()] == sum(requests.values())
+    assert metrics["gpuyard_http_request_seconds_count"][()] == sum(requests.values())
 
 
 # OpenStack
@@ -162,16 +162,18 @@ def test_calls_to_openstack_are_counted_by_what_became_of_them(tmp_path: Path) -
             with pytest.raises(CloudError):
                 api.request("GET", "compute", "/servers", timeout=5)
     client = client_of(booking_portal(tmp_path), Tallies(cloud=counted))
-    found = read(client)
-    calls = {key: value for key, value in found["gpuyard_openstack_calls_total"].items() if value}
+    metrics = read(client)
+    calls = {key: value for key, value in metrics["gpuyard_openstack_calls_total"].items() if value}
     assert calls == {
         of(service="compute", outcome="good"): 1,
         of(service="compute", outcome="refused"): 1,
         of(service="compute", outcome="failed"): 1,
         of(service="compute", outcome="unanswered"): 1,
     }
-    assert found["gpuyard_openstack_calls_total"][of(service="placement", outcome="failed")] == 0, "a rate begins at 0"
-    assert found["gpuyard_openstack_call_seconds_count"][of(service="compute")] == 4
+    assert metrics["gpuyard_openstack_calls_total"][of(service="placement", outcome="failed")] == 0, (
+        "a rate begins at 0"
+    )
+    assert metrics["gpuyard_openstack_call_seconds_count"][of(service="compute")] == 4
 
 
 # Bookings
@@ -186,13 +188,13 @@ def test_bookings_are_counted_by_state_and_answers_by_how_long_they_took(tmp_pat
     with pytest.raises(RefusedError):
         ledger.create(ask(gpus=2, pool="t4"), ADA)
     portal.clock.forward(minutes=10)
-    found = read(client)
-    assert found["gpuyard_bookings"][of(pool="t4", kind="booking", state="confirmed")] == 1
-    assert found["gpuyard_bookings"][of(pool="t4", kind="booking", state="waiting")] == 1
-    assert found["gpuyard_booking_gpus"][of(pool="t4", kind="booking", state="waiting")] == 2
-    assert found["gpuyard_bookings"][of(pool="v100", kind="runner", state="active")] == 0, "no series comes and goes"
-    assert found["gpuyard_waitlist_oldest_seconds"] == {of(pool="t4"): 600, of(pool="v100"): 0}
-    assert found["gpuyard_admission_seconds_count"] == {
+    metrics = read(client)
+    assert metrics["gpuyard_bookings"][of(pool="t4", kind="booking", state="confirmed")] == 1
+    assert metrics["gpuyard_bookings"][of(pool="t4", kind="booking", state="waiting")] == 1
+    assert metrics["gpuyard_booking_gpus"][of(pool="t4", kind="booking", state="waiting")] == 2
+    assert metrics["gpuyard_bookings"][of(pool="v100", kind="runner", state="active")] == 0, "no series comes and goes"
+    assert metrics["gpuyard_waitlist_oldest_seconds"] == {of(pool="t4"): 600, of(pool="v100"): 0}
+    assert metrics["gpuyard_admission_seconds_count"] == {
         of(outcome="taken"): 2, of(outcome="refused"): 1, of(outcome="failed"): 0
     }  # fmt: skip
     assert "ada" not in client.get("/metrics").text
@@ -207,10 +209,10 @@ def test_reclaims_that_are_late_are_seen(tmp_path: Path) -> None:
     records.put_case(replace(case, server_id="s2", dry_run=True, due=due - timedelta(hours=1)))
     records.put_case(replace(case, server_id="s3", action=ReclaimAction.WARN, due=due - timedelta(hours=1)))
     reclaims.add("act", "must_book", "failed")
-    found = read(client)
-    assert found["gpuyard_reclaim_cases"][of(pool="t4", rule="must_book")] == 3
-    assert found["gpuyard_reclaim_overdue_seconds"] == {(): 300}, "what only warns is never late"
-    assert found["gpuyard_reclaim_steps_total"] == {of(step="act", rule="must_book", outcome="failed"): 1}
+    metrics = read(client)
+    assert metrics["gpuyard_reclaim_cases"][of(pool="t4", rule="must_book")] == 3
+    assert metrics["gpuyard_reclaim_overdue_seconds"] == {(): 300}, "what only warns is never late"
+    assert metrics["gpuyard_reclaim_steps_total"] == {of(step="act", rule="must_book", outcome="failed"): 1}
     records.put_case(replace(case, cleared=NOON))
     assert read(client)["gpuyard_reclaim_overdue_seconds"] == {(): 0}
 
@@ -220,19 +222,24 @@ HOOK = "https://hooks.example.org/in"
 
 @pytest.mark.parametrize("details", [False, True])
 def test_messages_that_wait_are_counted_by_channel(tmp_path: Path, details: bool) -> None:
-    portal, told = booking_portal(tmp_path), Counts()
+    portal, outcome_counts = booking_portal(tmp_path), Counts()
     site: Any = SimpleNamespace(site="lab", booking=SiteBooking.model_validate({"webhooks": [{"url": HOOK}]}))
-    message_loops(portal.ledger, site, {"GPUYARD_WEBHOOK_SECRET": "s3cret"}, portal.clock, outcome_counts=told)
-    client, channel = client_of(portal, Tallies(told=told), details=details), next(iter(told.all()))[0]
+    message_loops(
+        portal.ledger, site, {"GPUYARD_WEBHOOK_SECRET": "s3cret"}, portal.clock, outcome_counts=outcome_counts
+    )
+    client, channel = (
+        client_of(portal, Tallies(told=outcome_counts), details=details),
+        next(iter(outcome_counts.all()))[0],
+    )
     assert set(read(client)["gpuyard_deliveries_total"].values()) == {0}
     portal.ledger.upkeep.outbox.take_undelivered(channel, portal.clock())
     portal.ledger.create(ask(), ADA)
     portal.clock.forward(minutes=2)
-    told.add(channel, "given_up")
-    found, shown = read(client), channel if details else "webhook"
-    assert found["gpuyard_deliveries_waiting"] == {of(channel=shown): 1}
-    assert found["gpuyard_deliveries_oldest_seconds"] == {of(channel=shown): 120}
-    assert found["gpuyard_deliveries_total"][of(channel=shown, outcome="given_up")] == 1
+    outcome_counts.add(channel, "given_up")
+    metrics, shown = read(client), channel if details else "webhook"
+    assert metrics["gpuyard_deliveries_waiting"] == {of(channel=shown): 1}
+    assert metrics["gpuyard_deliveries_oldest_seconds"] == {of(channel=shown): 120}
+    assert metrics["gpuyard_deliveries_total"][of(channel=shown, outcome="given_up")] == 1
     assert ("hooks.example.org" in client.get("/metrics").text) is details
 
 
@@ -251,8 +258,8 @@ def test_what_agents_say_has_the_names_of_dcgm(agents: AgentPortal) -> None:
     row: list[int | None] = [40, 25, 61, 250, 3, 2, 0]
     assert client.post("/v1/agents/samples", content=report(row), headers=sent(token)).status_code == 204
     labels = of(gpu=LONE.address, Hostname=LONE.host, modelName=LONE.model, pool=LONE.pool)
-    found = {name: values for name, values in read(client).items() if name.startswith("DCGM_")}
-    assert found == {
+    metrics = {name: values for name, values in read(client).items() if name.startswith("DCGM_")}
+    assert metrics == {
         "DCGM_FI_DEV_GPU_UTIL": {labels: 40},
         "DCGM_FI_DEV_FB_USED_PERCENT": {labels: 0.25},
         "DCGM_FI_DEV_GPU_TEMP": {labels: 61},
@@ -271,8 +278,8 @@ def test_a_guest_can_say_something_of_its_own_gpus_only(agents: AgentPortal) -> 
     nothing: list[int | None] = [None] * 7
     rows: list[list[int | None]] = [nothing, [10, 10, 10, 10, 0, 0, 0], [20, 10, 10, 10, 0, 0, 0]]
     client.post("/v1/agents/samples", content=report(*rows), headers=sent(token))
-    seen = {dict(labels)["gpu"] for labels in read(client).get("DCGM_FI_DEV_GPU_UTIL", {})}
-    assert seen <= {LONE.address}
+    gpu_addresses = {dict(labels)["gpu"] for labels in read(client).get("DCGM_FI_DEV_GPU_UTIL", {})}
+    assert gpu_addresses <= {LONE.address}
     agents.cloud.has = {"s2": [LEADER_A]}
     assert not read(client).get("DCGM_FI_DEV_GPU_UTIL"), "the card was seen in another GPU's place"
 
@@ -322,13 +329,13 @@ def test_the_last_day_that_is_over_and_budgets_are_told(tmp_path: Path) -> None:
     client = TestClient(app)
     assert set(read(client)["gpuyard_budgets_reached"].values()) == {0}
     service.run()
-    found = read(client)
-    assert found["gpuyard_history_seen_timestamp_seconds"] == {(): NOON.timestamp()}
-    seconds = found["gpuyard_day_gpu_seconds"]
+    metrics = read(client)
+    assert metrics["gpuyard_history_seen_timestamp_seconds"] == {(): NOON.timestamp()}
+    seconds = metrics["gpuyard_day_gpu_seconds"]
     assert seconds[of(pool="v100", use="booked use")] == 6 * 3600
     assert seconds[of(pool="v100", use="idle")] == 18 * 3600
     assert sum(seconds.values()) == 24 * 3600
-    assert found["gpuyard_budgets_reached"] == {of(percent="80"): 1, of(percent="100"): 0}
+    assert metrics["gpuyard_budgets_reached"] == {of(percent="80"): 1, of(percent="100"): 0}
     assert "physics" not in client.get("/metrics").text
 
 

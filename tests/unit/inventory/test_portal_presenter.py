@@ -59,8 +59,8 @@ def test_the_leader_comes_first_also_with_the_higher_address() -> None:
 
 
 def test_the_same_group_number_on_two_hosts_is_two_slots() -> None:
-    here, there = v100("0000:28:00.0", 19), v100("0000:28:00.0", 19, host="other")
-    shown = page((GpuStatus(here, GpuState.FREE), GpuStatus(there, GpuState.FREE)))
+    gpu, other_gpu = v100("0000:28:00.0", 19), v100("0000:28:00.0", 19, host="other")
+    shown = page((GpuStatus(gpu, GpuState.FREE), GpuStatus(other_gpu, GpuState.FREE)))
     assert [len(host.slots) for host in shown.hosts] == [1, 1]
 
 

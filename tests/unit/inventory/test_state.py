@@ -78,17 +78,17 @@ def test_a_consumer_that_is_no_server_is_told_as_such(gpus: tuple[Gpu, ...]) -> 
 
 def test_the_peer_of_a_leader_that_is_taken_alone_is_stranded(gpus: tuple[Gpu, ...]) -> None:
     snapshot = replace(world(gpus), holders={"gpu-server_0000:27:00.0": "id-1"})
-    found = states(gpus, snapshot)
-    assert found["28"] == ("stranded", "its leader 0000:27:00.0 is taken by server training")
-    assert found["c4"] == ("free", ""), "the other pair is not touched"
+    states_by_bus = states(gpus, snapshot)
+    assert states_by_bus["28"] == ("stranded", "its leader 0000:27:00.0 is taken by server training")
+    assert states_by_bus["c4"] == ("free", ""), "the other pair is not touched"
 
 
 def test_the_peer_of_a_held_leader_is_stranded(gpus: tuple[Gpu, ...]) -> None:
     name = "gpu-server_0000:27:00.0"
     snapshot = replace(world(gpus), reserved=frozenset({name}), allocatable=world(gpus).allocatable - {name})
-    found = states(gpus, snapshot)
-    assert found["27"][0] == "held"
-    assert found["28"] == ("stranded", "its leader 0000:27:00.0 is held")
+    states_by_bus = states(gpus, snapshot)
+    assert states_by_bus["27"][0] == "held"
+    assert states_by_bus["28"] == ("stranded", "its leader 0000:27:00.0 is held")
 
 
 def test_a_host_without_room_strands_its_free_gpus(gpus: tuple[Gpu, ...]) -> None:
@@ -117,9 +117,9 @@ def test_a_host_that_is_closed_blocks_its_free_gpus(
 
 def test_a_gpu_that_is_not_there_is_lost(gpus: tuple[Gpu, ...]) -> None:
     providers = {k: v for k, v in world(gpus).providers.items() if k != "gpu-server_0000:44:00.0"}
-    found = states(gpus, replace(world(gpus), providers=providers))
-    assert found["44"][0] == "lost"
-    assert "does not report 0000:44:00.0" in found["44"][1]
+    states_by_bus = states(gpus, replace(world(gpus), providers=providers))
+    assert states_by_bus["44"][0] == "lost"
+    assert "does not report 0000:44:00.0" in states_by_bus["44"][1]
     assert "no nova-compute has reported host gpu-server" in states(gpus, replace(world(gpus), providers={}))["44"][1]
 
 
@@ -149,10 +149,10 @@ def test_every_gpu_has_one_state_and_every_state_but_free_its_reason(
         reserved=frozenset(data.draw(some)),
         roomy_hosts=data.draw(st.sampled_from([{}, {"v100": frozenset()}, {"v100": frozenset({"gpu-server"})}])),
     )
-    found = gpu_statuses(gpus, snapshot)
-    assert [status.gpu for status in found] == list(gpus)
-    for status in found:
+    statuses = gpu_statuses(gpus, snapshot)
+    assert [status.gpu for status in statuses] == list(gpus)
+    for status in statuses:
         assert status.reason or status.state is GpuState.FREE or status.claim
         if status.state is GpuState.FREE and status.gpu.role is GpuRole.PEER:
-            leader = next(s for s in found if s.gpu.role is GpuRole.LEADER and s.gpu.group == status.gpu.group)
+            leader = next(s for s in statuses if s.gpu.role is GpuRole.LEADER and s.gpu.group == status.gpu.group)
             assert leader.state is GpuState.FREE, "a peer can only be had with its leader"

@@ -141,8 +141,8 @@ def test_the_lab_plays_the_servers_that_have_a_folder(tmp_path: Path) -> None:
         github.standin.forge.add_repository("demo/science")
         job = github.standin.forge.push("demo/science", [JobOrder(("gpu",), seconds=0)]).jobs[0]
         jit = Asker(None, github.standin).jit("one", ["gpu"])  # type: ignore[arg-type]
-        told = user_data("one", jit["encoded_jit_config"], 1, ANY_JOB)
-        for name, text in {"runner": told, "other": "#!/bin/sh"}.items():
+        runner_data = user_data("one", jit["encoded_jit_config"], 1, ANY_JOB)
+        for name, text in {"runner": runner_data, "other": "#!/bin/sh"}.items():
             (tmp_path / name).mkdir()
             (tmp_path / name / USER_DATA).write_text(text)
         guests = Guests(tmp_path, boot=timedelta(0))

@@ -28,7 +28,10 @@ def site(enrolment: dict[str, object], **rules: object) -> SiteRunners:
 
 def lacking(runners: SiteRunners, granted: dict[str, str]) -> set[tuple[str, str]]:
     (enrolment,) = runners.enrolments
-    return {(one.permission.name, one.permission.access) for one in missing(enrolment, runners, granted)}
+    return {
+        (missing_permission.permission.name, missing_permission.permission.access)
+        for missing_permission in missing(enrolment, runners, granted)
+    }
 
 
 def test_what_is_documented_is_all_that_is_needed() -> None:
@@ -59,8 +62,8 @@ def test_what_is_needed_depends_on_the_site() -> None:
 @pytest.mark.parametrize("page", ["run-jobs.md", "configure-runners.md"])
 def test_the_guides_name_every_permission(page: str) -> None:
     text = (HOW_TO / page).read_text()
-    for one in PERMISSIONS:
-        assert one.shown.rpartition(", ")[2].lower() in text.lower(), one.shown
+    for permission in PERMISSIONS:
+        assert permission.shown.rpartition(", ")[2].lower() in text.lower(), permission.shown
 
 
 @pytest.mark.parametrize(
@@ -177,8 +180,8 @@ def test_lint_says_what_is_missing_and_what_cannot_be_known() -> None:
             raise GpuyardError("GitHub does not answer")
         return None if enrolment.app is None else {**documented(), "administration": "", "members": ""}
 
-    found = permission_findings("site.yaml", runners, granted)
-    assert [(one.code, one.severity.value) for one in found] == [
+    findings = permission_findings("site.yaml", runners, granted)
+    assert [(finding.code, finding.severity.value) for finding in findings] == [
         ("permission-missing", "error"), ("permission-useful", "warning"),
         ("permission-unknown", "note"), ("permission-unknown", "note"),
     ]  # fmt: skip

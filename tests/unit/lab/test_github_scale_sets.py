@@ -58,11 +58,11 @@ class Listener:
         self.messages = self.session["messageQueueUrl"].removeprefix("http://github.test")
 
     def poll(self, last: int = 0, capacity: int = 10) -> Heard | None:
-        found = self.queue.ask("GET", f"{self.messages}&lastMessageId={last}", x_scalesetmaxcapacity=str(capacity))
+        message = self.queue.ask("GET", f"{self.messages}&lastMessageId={last}", x_scalesetmaxcapacity=str(capacity))
         if self.queue.last.status == 202:
             return None
         assert self.queue.last.status == 200
-        return Heard(found["messageId"], found["statistics"], json.loads(found["body"]))
+        return Heard(message["messageId"], message["statistics"], json.loads(message["body"]))
 
     def acknowledge(self, message: int) -> None:
         self.queue.ask("DELETE", self.messages.replace("?", f"/{message}?"))
@@ -74,10 +74,10 @@ class Listener:
         return taken
 
     def jit(self, name: str) -> Any:
-        found = self.ask("POST", f"runtime/runnerscalesets/{self.set['id']}/generatejitconfig", {"name": name})
+        answer = self.ask("POST", f"runtime/runnerscalesets/{self.set['id']}/generatejitconfig", {"name": name})
         if self.service.last.status != 200:
-            return found
-        return {"runner": found["runner"], "encoded_jit_config": found["encodedJITConfig"]}
+            return answer
+        return {"runner": answer["runner"], "encoded_jit_config": answer["encodedJITConfig"]}
 
 
 def push(github: Asker, *labels: str, many: int = 1) -> list[int]:

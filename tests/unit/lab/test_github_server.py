@@ -54,12 +54,12 @@ def jit(server: ForgeServer, name: str) -> str:
     return config
 
 
-def until(wanted: Callable[[], Any]) -> Any:
+def until(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + 20
-    while not (found := wanted()):
+    while not (value := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return found
+    return value
 
 
 def test_a_runner_waits_for_a_job_does_it_and_says_what_the_real_one_says(github: ForgeServer) -> None:
@@ -67,11 +67,11 @@ def test_a_runner_waits_for_a_job_does_it_and_says_what_the_real_one_says(github
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as runner:
         until(lambda: any(runner.online for runner in github.standin.forge.runners.values()))
         run = ask(github, "POST", "/_fake/jobs", {"repository": "demo/science", "jobs": [{"labels": ["gpu"]}]})[1]
-        said = runner.communicate(timeout=20)[0]
+        output = runner.communicate(timeout=20)[0]
     assert runner.returncode == 0
     assert ask(github, "GET", f"/_fake/jobs/{run['jobs'][0]}")[1]["conclusion"] == "success"
-    wanted = ["√ Connected to GitHub", ": Listening for Jobs", ": Running job: build"]
-    places = [said.index(one) for one in [*wanted, ": Job build completed with result: Succeeded"]]
+    expected = ["√ Connected to GitHub", ": Listening for Jobs", ": Running job: build"]
+    places = [output.index(line) for line in [*expected, ": Job build completed with result: Succeeded"]]
     assert places == sorted(places)
 
 
@@ -99,7 +99,7 @@ def test_an_answer_that_is_cut_has_been_acted_on(github: ForgeServer, fault: str
         jit(github, "one")
     github.standin.forge.faults.rates = FaultRates()
     listed = ask(github, "GET", "/api/v3/repos/demo/science/actions/runners")[1]
-    assert [one["name"] for one in listed["runners"]] == ["one"]
+    assert [runner["name"] for runner in listed["runners"]] == ["one"]
     assert github.standin.forge.faults.counts() == {fault: 1}
 
 
@@ -120,11 +120,11 @@ class Received(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receiver() -> Iterator[tuple[str, list[tuple[dict[str, str], bytes]]]]:
-    found: list[tuple[dict[str, str], bytes]] = []
-    server = HTTPServer(("127.0.0.1", 0), type("Here", (Received,), {"found": found}))
+    received: list[tuple[dict[str, str], bytes]] = []
+    server = HTTPServer(("127.0.0.1", 0), type("Here", (Received,), {"found": received}))
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/hook", found
+    yield f"http://127.0.0.1:{server.server_address[1]}/hook", received
     server.shutdown()
     thread.join()
     server.server_close()
@@ -133,7 +133,7 @@ def receiver() -> Iterator[tuple[str, list[tuple[dict[str, str], bytes]]]]:
 def test_webhooks_are_signed_and_those_that_failed_can_be_sent_again(
     github: ForgeServer, receiver: tuple[str, list[tuple[dict[str, str], bytes]]]
 ) -> None:
-    url, found = receiver
+    url, received = receiver
     with github.standin.forge.lock:
         hook = github.standin.forge.add_hook("demo/science", url, "s3cret")
         github.standin.forge.faults.rates = FaultRates(hook_failed=1.0)
@@ -142,14 +142,16 @@ def test_webhooks_are_signed_and_those_that_failed_can_be_sent_again(
     deliveries = f"/api/v3/repos/demo/science/hooks/{hook.id}/deliveries"
     (failed,) = until(lambda: ask(github, "GET", deliveries)[1])
     assert failed["status_code"] == 0
-    assert not found
+    assert not received
     assert ask(github, "POST", f"{deliveries}/{failed['id']}/attempts")[0] == 202
-    until(lambda: found)
-    headers, body = found[0]
+    until(lambda: received)
+    headers, body = received[0]
     assert headers["x-github-delivery"] == failed["guid"]
     assert headers["x-github-event"] == "workflow_job"
-    wanted = hmac.new(b"s3cret", body, hashlib.sha256).hexdigest()
-    assert headers["x-hub-signature-256"] == f"sha256={wanted}"
+    signature = hmac.new(b"s3cret", body, hashlib.sha256).hexdigest()
+    assert headers["x-hub-signature-256"] == f"sha256={signature}"
     assert json.loads(body)["action"] == "queued"
-    again = until(lambda: [one for one in ask(github, "GET", deliveries)[1] if one["status_code"] == 202])
-    assert [(one["redelivery"], one["guid"]) for one in again] == [(True, failed["guid"])]
+    again = until(
+        lambda: [delivery for delivery in ask(github, "GET", deliveries)[1] if delivery["status_code"] == 202]
+    )
+    assert [(delivery["redelivery"], delivery["guid"]) for delivery in again] == [(True, failed["guid"])]

@@ -37,7 +37,7 @@ def test_a_job_goes_to_an_idle_runner_with_its_labels_and_the_registration_goes_
     job = f"/api/v3/repos/demo/science/actions/jobs/{run.jobs[0]}"
     runner = connect(github, github.jit("one", ["gpu", "v100"]))
     listed = github.ask("GET", f"{RUNNERS}?name=one")["runners"]
-    assert [(one["status"], one["busy"]) for one in listed] == [("online", False)]
+    assert [(row["status"], row["busy"]) for row in listed] == [("online", False)]
     given = runner.ask("GET", f"{SIDE}/message")
     assert given["jobDisplayName"] == "train"
     assert github.ask("GET", job)["status"] == "queued"
@@ -178,14 +178,14 @@ def test_a_job_that_waits_for_approval_is_queued_later() -> None:
     queued = "/api/v3/repos/demo/science/actions/runs?status=queued"
     assert github.ask("GET", queued)["total_count"] == 0
     github.later(minutes=5)
-    assert [one["id"] for one in github.ask("GET", queued)["workflow_runs"]] == [run.id]
+    assert [row["id"] for row in github.ask("GET", queued)["workflow_runs"]] == [run.id]
 
 
 def test_contents_and_their_etag() -> None:
     github = forge()
     path = "/api/v3/repos/demo/science/contents/README.md"
-    found = github.ask("GET", path)
-    assert b64decode(found["content"]) == b"Science.\n"
+    contents = github.ask("GET", path)
+    assert b64decode(contents["content"]) == b"Science.\n"
     etag = github.last.headers["etag"]
     before = github.last.headers["x-ratelimit-remaining"]
     github.ask("GET", path, if_none_match=f"W/{etag}")
@@ -222,12 +222,12 @@ def test_an_app_gets_a_token_for_each_installation_and_sees_no_more_with_it() ->
         return Asker(github.clock, github.standin, jwt.encode(claims, key, algorithm="RS256"))
 
     good = app(9)
-    found = good.ask("GET", "/api/v3/orgs/demo/installation")
-    token = good.ask("POST", f"/api/v3/app/installations/{found['id']}/access_tokens")
+    app_installation = good.ask("GET", "/api/v3/orgs/demo/installation")
+    token = good.ask("POST", f"/api/v3/app/installations/{app_installation['id']}/access_tokens")
     assert good.last.status == 201
     installation = Asker(github.clock, github.standin, token["token"])
-    seen = installation.ask("GET", "/api/v3/installation/repositories")["repositories"]
-    assert [one["full_name"] for one in seen] == ["demo/science"]
+    repositories = installation.ask("GET", "/api/v3/installation/repositories")["repositories"]
+    assert [repository["full_name"] for repository in repositories] == ["demo/science"]
     installation.ask("GET", "/api/v3/repos/secret/other")
     assert installation.last.status == 404
     for bad in (app(30), app(-1), app(9, "41")):
@@ -242,12 +242,12 @@ def test_lists_come_in_pages() -> None:
     github = forge()
     for number in range(5):
         github.jit(f"runner-{number}", ["gpu"])
-    seen, path = [], f"{RUNNERS}?per_page=2"
+    names, path = [], f"{RUNNERS}?per_page=2"
     while path:
-        seen += [one["name"] for one in github.ask("GET", path)["runners"]]
+        names += [runner["name"] for runner in github.ask("GET", path)["runners"]]
         ways = re.findall(r'<http://github\.test([^>]*)>; rel="(\w+)"', github.last.headers.get("link", ""))
         path = next((address for address, way in ways if way == "next"), "")
-    assert seen == [f"runner-{number}" for number in range(5)]
+    assert names == [f"runner-{number}" for number in range(5)]
 
 
 def test_the_dump_has_no_secrets() -> None:

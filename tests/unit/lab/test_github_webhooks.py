@@ -34,8 +34,8 @@ def sent(github: Asker) -> list[tuple[ForgeHook, HookSending]]:
     return github.standin.hooks.take_due()
 
 
-def actions(found: list[tuple[ForgeHook, HookSending]]) -> list[str]:
-    return [one.action for _, one in found]
+def actions(sendings: list[tuple[ForgeHook, HookSending]]) -> list[str]:
+    return [sending.action for _, sending in sendings]
 
 
 def work(github: Asker, name: str = "one") -> None:
@@ -58,9 +58,9 @@ def watched(rates: FaultRates | None = None, seed: int = 0, owner: str = "demo")
 
 def test_the_schema_is_that_of_the_public_examples() -> None:
     assert len(EXAMPLES) >= 7
-    newer = [one for one in EXAMPLES if "custom_properties" in one["repository"]]
+    newer = [example for example in EXAMPLES if "custom_properties" in example["repository"]]
     assert newer
-    assert [SCHEMA.is_valid(one) for one in newer] == [True] * len(newer)
+    assert [SCHEMA.is_valid(example) for example in newer] == [True] * len(newer)
     assert not SCHEMA.is_valid({**newer[0], "more": 1})
 
 
@@ -80,33 +80,33 @@ def test_all_that_is_sent_is_as_github_sends_it(seed: int, organization: bool, i
         run = github.standin.forge.push(
             repository, [JobOrder(("gpu",)), JobOrder(("gpu", "v100"))], event="pull_request"
         )
-    found = sent(github)
+    sendings = sent(github)
     for number in range(4):
         work(github, f"runner-{number}")
         github.later(seconds=40)
-        found += sent(github)
+        sendings += sent(github)
     github.ask("POST", f"/api/v3/repos/somebody/things/actions/runs/{run.id}/cancel")
     github.later(hours=25)
-    found += sent(github)
-    assert {"queued", "completed"} <= set(actions(found))
-    for hook, one in found:
-        body = json.loads(one.body)
+    sendings += sent(github)
+    assert {"queued", "completed"} <= set(actions(sendings))
+    for hook, sending in sendings:
+        body = json.loads(sending.body)
         assert [error.message for error in SCHEMA.iter_errors(body)] == []
-        assert body["action"] == one.action
+        assert body["action"] == sending.action
         assert "organization" in body or body["repository"]["owner"]["type"] == "User"
-        headers = {name.lower(): value for name, value in headers_of(hook, one).items()}
-        assert delivery_of(headers) == (one.guid, "workflow_job")
-        assert signed_by(one.body, headers["x-hub-signature-256"], {"demo": [SECRET.encode()]}) == ["demo"]
-        assert isinstance(job_update("workflow_job", one.body, "demo"), JobUpdate)
+        headers = {name.lower(): value for name, value in headers_of(hook, sending).items()}
+        assert delivery_of(headers) == (sending.guid, "workflow_job")
+        assert signed_by(sending.body, headers["x-hub-signature-256"], {"demo": [SECRET.encode()]}) == ["demo"]
+        assert isinstance(job_update("workflow_job", sending.body, "demo"), JobUpdate)
 
 
 def test_without_faults_each_event_is_sent_once_in_order() -> None:
     github = watched()
     github.standin.forge.push("demo/science", [JobOrder(("gpu",))])
     work(github)
-    found = sent(github)
-    assert actions(found) == ["queued", "in_progress", "completed"]
-    assert len({one.guid for _, one in found}) == 3
+    sendings = sent(github)
+    assert actions(sendings) == ["queued", "in_progress", "completed"]
+    assert len({sending.guid for _, sending in sendings}) == 3
     github.later(days=1)
     assert sent(github) == []
     assert github.standin.forge.faults.journal == []
@@ -120,20 +120,20 @@ def test_lost_is_lost_and_failed_is_in_the_list() -> None:
     (hook,) = lost.standin.forge.hooks
     path = f"/api/v3/orgs/demo/hooks/{hook}/deliveries"
     assert lost.ask("GET", path) == []
-    assert [(one["action"], one["status_code"]) for one in failed.ask("GET", path)] == [("queued", 0)]
+    assert [(delivery["action"], delivery["status_code"]) for delivery in failed.ask("GET", path)] == [("queued", 0)]
 
 
 def test_doubled_has_one_guid_and_resent_another_and_later() -> None:
     github = watched(FaultRates(hook_doubled=1.0, hook_resent=1.0))
     github.standin.forge.push("demo/science", [JobOrder(("gpu",))])
-    assert Counter(one.guid for _, one in sent(github)).most_common(1)[0][1] == 2
+    assert Counter(sending.guid for _, sending in sent(github)).most_common(1)[0][1] == 2
     work(github)
     now = sent(github)
     assert sorted(actions(now)) == ["completed", "completed", "in_progress", "in_progress"]
     github.later(minutes=10)
     later = sent(github)
     assert actions(later) == ["completed"]
-    assert later[0][1].guid not in {one.guid for _, one in now}
+    assert later[0][1].guid not in {sending.guid for _, sending in now}
 
 
 def test_a_completed_that_says_next_to_nothing() -> None:
@@ -147,8 +147,8 @@ def test_a_completed_that_says_next_to_nothing() -> None:
 def test_waiting_comes_first_and_is_no_job_yet() -> None:
     github = watched(FaultRates(job_waiting=1.0))
     github.standin.forge.push("demo/science", [JobOrder(("gpu",))])
-    found = [json.loads(one.body) for _, one in sent(github)]
-    assert [(one["action"], one["workflow_job"]["status"]) for one in found] == [("waiting", "waiting")]
+    bodies = [json.loads(sending.body) for _, sending in sent(github)]
+    assert [(body["action"], body["workflow_job"]["status"]) for body in bodies] == [("waiting", "waiting")]
     work(github)
     assert sent(github) == []
     github.later(seconds=30)
@@ -158,8 +158,8 @@ def test_waiting_comes_first_and_is_no_job_yet() -> None:
 def test_a_stolen_job_runs_on_somebody_elses_runner() -> None:
     github = watched(FaultRates(job_stolen=1.0))
     github.standin.forge.push("demo/science", [JobOrder(("gpu",))])
-    found = [json.loads(one.body)["workflow_job"] for _, one in sent(github)]
-    assert found[-1]["runner_name"].startswith("somebody-elses-")
+    jobs = [json.loads(sending.body)["workflow_job"] for _, sending in sent(github)]
+    assert jobs[-1]["runner_name"].startswith("somebody-elses-")
     github.later(seconds=30)
     assert actions(sent(github)) == ["completed"]
 
@@ -182,8 +182,8 @@ def test_a_rerun_of_the_failed_sends_what_was_completed_before_again() -> None:
     runner.ask("POST", f"{SIDE}/jobs/{job['jobId']}/finish", {"result": "Failed"})
     sent(github)
     github.ask("POST", f"/api/v3/repos/demo/science/actions/runs/{run.id}/rerun-failed-jobs")
-    found = [(one.action, json.loads(one.body)["workflow_job"]["id"]) for _, one in sent(github)]
-    assert found == [("completed", run.jobs[0]), ("queued", run.jobs[2])]
+    events = [(sending.action, json.loads(sending.body)["workflow_job"]["id"]) for _, sending in sent(github)]
+    assert events == [("completed", run.jobs[0]), ("queued", run.jobs[2])]
 
 
 def story(seed: int, reverse: bool = False) -> tuple[dict[str, int], Any]:
@@ -197,7 +197,10 @@ def story(seed: int, reverse: bool = False) -> tuple[dict[str, int], Any]:
         github.ask("GET", path)
         answers[path] = (github.last.status, github.last.cut, github.last.delay_s)
     github.later(minutes=5)
-    return github.standin.forge.faults.counts(), (answers, [(one.guid, one.action) for _, one in sent(github)])
+    return github.standin.forge.faults.counts(), (
+        answers,
+        [(sending.guid, sending.action) for _, sending in sent(github)],
+    )
 
 
 def test_a_seed_decides_and_the_order_of_requests_does_not() -> None:
@@ -212,9 +215,9 @@ def test_rates_are_kept_and_all_that_strikes_is_written_down(fault: str) -> None
     struck = sum(faults.strikes(fault, f"job {number}", START) for number in range(4000))
     assert 850 < struck < 1150
     assert faults.counts() == {fault: struck}
-    assert {one.at for one in faults.journal} == {START}
+    assert {entry.at for entry in faults.journal} == {START}
     others = set(FAULTS) - {fault}
-    assert not any(faults.strikes(one, "job 1", START) for one in others)
+    assert not any(faults.strikes(other, "job 1", START) for other in others)
 
 
 @pytest.mark.parametrize("rates", [{"hook_lost": 1.1}, {"hook_lost": -0.1}, {"nonsense": 0.1}])
@@ -236,11 +239,11 @@ def test_rates_that_are_none(rates: dict[str, float]) -> None:
 )
 def test_a_request_that_is_refused_changes_nothing(fault: str, statuses: set[int]) -> None:
     github = forge(FaultRates.of({fault: 1.0}))
-    seen = set()
+    observed_statuses = set()
     for number in range(30):
         github.jit(f"runner-{number}", ["gpu"])
-        seen.add(github.last.status)
+        observed_statuses.add(github.last.status)
         if fault == "limited":
             assert github.last.headers["retry-after"]
-    assert seen == statuses
+    assert observed_statuses == statuses
     assert github.standin.forge.runners == {}

@@ -123,9 +123,9 @@ def test_clouds_are_admin_system_and_demo(lab: Lab) -> None:
 
 def test_a_shell_of_the_lab_knows_what_its_portal_keeps(lab: Lab) -> None:
     write_client_files(lab)
-    asked = f'. {lab.state}/openrc && echo "$GPUYARD_DATABASE $GPUYARD_LAB_STATE"'
-    told = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=True).stdout
-    assert told == f"sqlite:///{lab.state}/bookings.db {lab.state}\n"
+    script = f'. {lab.state}/openrc && echo "$GPUYARD_DATABASE $GPUYARD_LAB_STATE"'
+    output = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert output == f"sqlite:///{lab.state}/bookings.db {lab.state}\n"
 
 
 def test_the_shipped_files_are_found_wherever_they_are(lab: Lab) -> None:

@@ -30,16 +30,16 @@ def looked(root: Path, before: HostReport | None = None) -> HostReport:
 
 
 def seen(root: Path, address: str = GPU, before: HostReport | None = None) -> GpuReport:
-    (found,) = (gpu for gpu in looked(root, before).gpus if gpu.address == address)
-    return found
+    (report,) = (gpu for gpu in looked(root, before).gpus if gpu.address == address)
+    return report
 
 
 def test_a_gpu_of_the_lab_looks_well(root: Path) -> None:
-    found = seen(root)
-    assert (found.ids, found.config, found.driver, found.group) == ("10de:1db4", "de10b41d", "vfio-pci", 19)
-    assert (found.link.width, found.link.max_width, found.link.speed, found.link.max_speed) == (16, 16, 8.0, 8.0)
-    assert dict(found.aer) == {"correctable": 0, "nonfatal": 0, "fatal": 0}
-    assert (found.power, found.reset_methods) == ("D0", ("bus",))
+    report = seen(root)
+    assert (report.ids, report.config, report.driver, report.group) == ("10de:1db4", "de10b41d", "vfio-pci", 19)
+    assert (report.link.width, report.link.max_width, report.link.speed, report.link.max_speed) == (16, 16, 8.0, 8.0)
+    assert dict(report.aer) == {"correctable": 0, "nonfatal": 0, "fatal": 0}
+    assert (report.power, report.reset_methods) == ("D0", ("bus",))
     whole = looked(root)
     assert (whole.host, bool(whole.boot), bool(whole.kernel)) == ("gpu-server", True, True)
     assert len({gpu.serial for gpu in whole.gpus if gpu.address in GPUS}) == len(GPUS)
@@ -51,9 +51,9 @@ def test_every_host_of_the_example_can_be_planted(tmp_path: Path) -> None:
         own = [gpu.address for gpu in loaded.compiled.gpus if gpu.host == name]
         text = (EXAMPLE_SITE.parent / host.recording).read_text(encoding="utf-8")
         plant(tmp_path / name, name, text, own)
-        found = {gpu.address: gpu for gpu in looked(tmp_path / name).gpus}
+        gpus_by_address = {gpu.address: gpu for gpu in looked(tmp_path / name).gpus}
         for address in own:
-            gpu = found[address]
+            gpu = gpus_by_address[address]
             assert gpu.driver == "vfio-pci"
             assert gpu.config not in ("", "ffffffff")
             assert gpu.reset_methods

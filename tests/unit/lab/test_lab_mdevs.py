@@ -61,7 +61,7 @@ def test_a_card_has_as_many_as_it_makes_and_no_more(tmp_path: Path) -> None:
         assert {key: row["total"] for key, row in data.inventory.items()} == {"CUSTOM_GPU_PART": 4}
         for number in range(4):
             driver.give(f"server-{number}", allocation(providers, data.name))
-        assert len({one for made in driver.instance_claimed_mdevs.values() for one in made}) == 4
+        assert len({mdev for made in driver.instance_claimed_mdevs.values() for mdev in made}) == 4
         with pytest.raises(exception.ComputeResourcesUnavailable):
             driver.give("one-too-many", allocation(providers, data.name))
         driver.take_back("server-0")

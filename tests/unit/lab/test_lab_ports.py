@@ -43,14 +43,14 @@ def test_a_taken_port_is_named_with_its_holder() -> None:
 def test_who_asks_in_the_same_second_gets_others() -> None:
     command = "from tests.support.ports import free_port_base; print(free_port_base(), flush=True); input()"
     with ExitStack() as running:
-        asked = [
+        processes = [
             running.enter_context(
                 subprocess.Popen([sys.executable, "-c", command], text=True, stdin=PIPE, stdout=PIPE, cwd=ROOT)
             )
             for _ in range(3)
         ]
-        given = {int(one.stdout.readline()) for one in asked if one.stdout}
+        given = {int(process.stdout.readline()) for process in processes if process.stdout}
         assert len(given) == 3
-        for one in asked:
-            one.communicate("")
+        for process in processes:
+            process.communicate("")
     assert free_port_base(given) in given, "they are free again"

@@ -98,8 +98,8 @@ def test_the_databases_children_are_known_by_the_folder_they_work_in(state: Path
 
 def test_the_environment_is_the_given_one_and_the_mark(state: Path) -> None:
     begin(state, "glance", [sys.executable, "-c", "import os; print(*os.environ, 'here')"])
-    seen = set((state / "glance.log").read_text().split()) - {"LC_CTYPE", "here"}  # the first one is Python's own
-    assert seen == {"PATH", MARK, NAME, "SPT_NOENV"}
+    variables = set((state / "glance.log").read_text().split()) - {"LC_CTYPE", "here"}  # the first one is Python's own
+    assert variables == {"PATH", MARK, NAME, "SPT_NOENV"}
 
 
 def test_a_started_process_tells_how_it_ended(state: Path) -> None:

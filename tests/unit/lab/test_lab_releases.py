@@ -41,7 +41,7 @@ def test_labs_run_every_release_that_sites_can_have() -> None:
     assert [*LAB_RELEASES, OWN] == list(RELEASES)
     assert OWN == NEWEST
     for name, release in LAB_RELEASES.items():
-        nova, placement = (release.services[one].partition(".")[0] for one in ("nova", "openstack-placement"))
+        nova, placement = (release.services[service].partition(".")[0] for service in ("nova", "openstack-placement"))
         assert (int(nova), int(placement)) == (RELEASES[name].nova, RELEASES[name].placement)
 
 
@@ -49,8 +49,8 @@ def test_labs_run_every_release_that_sites_can_have() -> None:
 def test_a_lock_has_the_services_and_every_package_in_one_version(release: LabRelease) -> None:
     packages = packages_of(release.lock.read_text())
     exact = [re.fullmatch(r"([a-z0-9.-]+)==([^ ;]+)( ; .+)?", line) for line in packages]
-    assert all(exact), [line for line, found in zip(packages, exact, strict=True) if not found]
-    versions = {found[1]: found[2] for found in exact if found}
+    assert all(exact), [line for line, match in zip(packages, exact, strict=True) if not match]
+    versions = {match[1]: match[2] for match in exact if match}
     assert len(versions) == len(packages)
     assert release.services.items() <= versions.items()
     assert versions.keys() >= {"psycopg2-binary", "pymysql", "waitress", "eventlet"}
@@ -79,7 +79,7 @@ def test_packages_are_installed_in_batches_as_they_are_written(uv: str | None) -
     packages = [f"p{number}==1" for number in range(2 * BATCH + 1)]
     steps = installation(Path("/e"), packages, uv)
     assert [step.packages for step in steps] == [BATCH, 2 * BATCH, 2 * BATCH + 1]
-    assert [one for step in steps for one in step.command if one.startswith("p") and "==" in one] == packages
+    assert [word for step in steps for word in step.command if word.startswith("p") and "==" in word] == packages
     assert all("--no-deps" in step.command and "/e/bin/python" in step.command for step in steps)
     assert creation(Path("/e"), "/usr/bin/python3.11", uv).command[-1] == "/e"
 
@@ -112,19 +112,19 @@ if [ "$1" = "{fails}" ]; then echo "error: no route to pypi.org" >&2; exit 2; fi
 
 
 def test_a_release_is_installed_once_and_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, said = Program(tmp_path, monkeypatch), list[str]()
+    program, messages = Program(tmp_path, monkeypatch), list[str]()
     cache = tmp_path / "cache"
-    python = ensure_release(RELEASE, cache, said.append)
+    python = ensure_release(RELEASE, cache, messages.append)
     assert python == python_in(environment_of(cache, RELEASE))
     packages = len(packages_of(RELEASE.lock.read_text()))
-    assert said[0] == f"installing OpenStack 2025.1 from PyPI: {packages} packages into {cache / '2025.1'}"
-    assert said[1:] == [*(f"installed {n} of {packages} packages" for n in range(BATCH, packages, BATCH)),
+    assert messages[0] == f"installing OpenStack 2025.1 from PyPI: {packages} packages into {cache / '2025.1'}"
+    assert messages[1:] == [*(f"installed {n} of {packages} packages" for n in range(BATCH, packages, BATCH)),
                         f"installed {packages} of {packages} packages"]  # fmt: skip
     before = program.times()
-    ensure_release(RELEASE, cache, said.append)
-    assert (program.times(), len(said)) == (before, 2 + packages // BATCH)
+    ensure_release(RELEASE, cache, messages.append)
+    assert (program.times(), len(messages)) == (before, 2 + packages // BATCH)
     (cache / "2025.1" / install.DONE).write_text("of an older gpuyard")
-    ensure_release(RELEASE, cache, said.append)
+    ensure_release(RELEASE, cache, messages.append)
     assert program.times() == 2 * before
 
 
@@ -183,10 +183,12 @@ def test_its_python_finds_both_packages_and_nothing_beside_them(tmp_path: Path) 
     (earlier / "entry_points.txt").write_text(f"[{DRIVERS}]\ngpuyard_lab = gpuyard.lab.services.ml2:Driver\n")
     folder = write_code(tmp_path / "run" / "code")
     assert write_code(folder) == folder  # and again at the next start
-    assert {one.name for one in folder.iterdir() if "dist-info" not in one.name} == {"gpuyard", "gpuyard_lab"}
+    assert {path.name for path in folder.iterdir() if "dist-info" not in path.name} == {"gpuyard", "gpuyard_lab"}
     assert (folder / "gpuyard_lab" / "services" / "nova.py").exists()
-    (found,) = distributions(path=[str(folder)])
-    assert [(entry_point.group, entry_point.name) for entry_point in found.entry_points] == [(DRIVERS, "gpuyard_lab")]
+    (distribution,) = distributions(path=[str(folder)])
+    assert [(entry_point.group, entry_point.name) for entry_point in distribution.entry_points] == [
+        (DRIVERS, "gpuyard_lab")
+    ]
     assert with_code({"A": "b"}, folder) == {"A": "b", "PYTHONPATH": str(folder)}
     assert with_code({"PYTHONPATH": "/x"}, folder)["PYTHONPATH"] == f"{folder}:/x"
 
@@ -204,9 +206,9 @@ def test_settings_come_from_arguments_then_the_environment_then_the_last_start(t
     environment = {"GPUYARD_LAB_RELEASE": "2025.2", "GPUYARD_LAB_RELEASE_CACHE": "/releases"}
     read = LabSettings.of(tmp_path, environment=environment)
     assert (read.release, read.release_cache) == ("2025.2", Path("/releases"))
-    told = LabSettings.of(tmp_path, release="2025.1", release_cache=Path("/r"), environment=environment)
-    assert (told.release, told.release_cache) == ("2025.1", Path("/r"))
-    lab = resolve(told)[0]
+    settings = LabSettings.of(tmp_path, release="2025.1", release_cache=Path("/r"), environment=environment)
+    assert (settings.release, settings.release_cache) == ("2025.1", Path("/r"))
+    lab = resolve(settings)[0]
     assert lab.python == Path("/r/2025.1/bin/python")
     lab.save()
     assert resolve(LabSettings(tmp_path))[0] == lab

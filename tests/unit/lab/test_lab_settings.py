@@ -24,8 +24,8 @@ def test_arguments_win_over_the_environment(tmp_path: Path) -> None:
         "GPUYARD_LAB_PORT_BASE": "16000",
         "GPUYARD_LAB_DATABASE": "postgresql://a/{name}",
     }
-    told = LabSettings.of(tmp_path, 17000, "postgresql://b/{name}", environment=environment)
-    assert (told.state, told.port_base, told.database) == (tmp_path, 17000, "postgresql://b/{name}")
+    settings = LabSettings.of(tmp_path, 17000, "postgresql://b/{name}", environment=environment)
+    assert (settings.state, settings.port_base, settings.database) == (tmp_path, 17000, "postgresql://b/{name}")
     read = LabSettings.of(environment=environment)
     assert (read.state, read.port_base, read.database) == (Path("/elsewhere"), 16000, "postgresql://a/{name}")
 

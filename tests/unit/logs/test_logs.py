@@ -51,8 +51,8 @@ def lines(log: io.StringIO) -> list[dict[str, Any]]:
 
 
 def record(message: str, *given: object, exception: BaseException | None = None) -> logging.LogRecord:
-    told = (type(exception), exception, None) if exception else None
-    return logging.LogRecord("gpuyard.x", logging.WARNING, "", 1, message, given, told)
+    exc_info = (type(exception), exception, None) if exception else None
+    return logging.LogRecord("gpuyard.x", logging.WARNING, "", 1, message, given, exc_info)
 
 
 # Lines
@@ -104,27 +104,27 @@ def test_an_id_is_a_uuid_or_none_at_all() -> None:
 
 
 def test_a_run_of_a_loop_has_an_id_and_its_lines_the_name(log: io.StringIO) -> None:
-    seen: list[RequestContext] = []
+    contexts: list[RequestContext] = []
 
     def run() -> None:
-        seen.append(current())
+        contexts.append(current())
         raise ConnectionError("refused\nFORGED")
 
     loop = Loop("sync", "", 1.0, run)
     loop.run_once("timer")
     loop.run_once("timer")
     assert [line["loop"] for line in lines(log)] == ["sync", "sync"]
-    assert [line["request_id"] for line in lines(log)] == [one.request_id for one in seen]
-    assert len({one.request_id for one in seen}) == 2
+    assert [line["request_id"] for line in lines(log)] == [context.request_id for context in contexts]
+    assert len({context.request_id for context in contexts}) == 2
     assert current() == RequestContext()
 
 
 def test_what_other_threads_do_for_a_loop_is_for_it() -> None:
-    seen: list[RequestContext] = []
+    contexts: list[RequestContext] = []
     with working_for(RequestContext("req-1", "runners")):
-        WorkerPool(executor := ThreadPoolExecutor(1)).start("one", lambda: seen.append(current()))
+        WorkerPool(executor := ThreadPoolExecutor(1)).start("one", lambda: contexts.append(current()))
     executor.shutdown()
-    assert seen == [RequestContext("req-1", "runners")]
+    assert contexts == [RequestContext("req-1", "runners")]
 
 
 def test_calls_to_openstack_carry_the_id_also_those_of_threads() -> None:
@@ -135,7 +135,7 @@ def test_calls_to_openstack_carry_the_id_also_those_of_threads() -> None:
         with working_for(RequestContext(SENT)), Reader(api) as reader:
             reader.each(lambda key: api.get("compute", "/servers", key=key), range(20))
             reader.later(api.get, "compute", "/servers").result()
-        first, *others = [asked.headers.get(HEADER.lower()) for asked in http.asked]
+        first, *others = [request.headers.get(HEADER.lower()) for request in http.asked]
     assert first is None, "what nobody asked for has none"
     assert others == [SENT] * 21
 
@@ -211,7 +211,7 @@ def test_a_bug_is_found_by_the_id_of_its_answer(log: io.StringIO) -> None:
         urlopen(Request(f"{url}/bug", headers={HEADER: SENT}))
     refused.value.close()
     assert refused.value.headers[HEADER] == SENT.lower()
-    told = [line for line in lines(log) if line.get("request_id") == SENT.lower()]
-    assert any(line.get("status") == 500 for line in told)
-    assert any("RuntimeError: boom" in line.get("exception", "") for line in told)
-    assert all("FORGED" not in line.get("message", "") for line in told)
+    logged = [line for line in lines(log) if line.get("request_id") == SENT.lower()]
+    assert any(line.get("status") == 500 for line in logged)
+    assert any("RuntimeError: boom" in line.get("exception", "") for line in logged)
+    assert all("FORGED" not in line.get("message", "") for line in logged)

@@ -73,9 +73,9 @@ ENDPOINTS = {
 
 
 def portal_of(actor: Actor, folder: Path) -> BookingPortal:
-    known = people({"u-cy": User(Person("u-cy", "cy", PHYSICS, "physics"))})
-    known.users_by_id[actor.user_id].roles = actor.roles
-    return booking_portal(folder, known=known)
+    directory = people({"u-cy": User(Person("u-cy", "cy", PHYSICS, "physics"))})
+    directory.users_by_id[actor.user_id].roles = actor.roles
+    return booking_portal(folder, other_people=directory)
 
 
 def client_of(portal: BookingPortal, actor: Actor) -> TestClient:
@@ -151,8 +151,8 @@ def test_refusals_say_what_is_missing(actor: Actor, tmp_path: Path) -> None:
 
 def test_verbs_without_a_booking() -> None:
     manager = replace(BOB, roles=MANAGER)
-    asked = (Verb.SEE, Verb.BOOK, Verb.OVERRIDE, Verb.HOLD, Verb.ADMINISTER)
-    table = {person.user: [bool(may(person, verb)) for verb in asked] for person in (EVE, ADA, manager, ROOT)}
+    verbs = (Verb.SEE, Verb.BOOK, Verb.OVERRIDE, Verb.HOLD, Verb.ADMINISTER)
+    table = {person.user: [bool(may(person, verb)) for verb in verbs] for person in (EVE, ADA, manager, ROOT)}
     assert table == {
         "eve": [True, False, False, False, False],
         "ada": [True, True, False, False, False],

@@ -29,31 +29,31 @@ def devices(draw: st.DrawFn) -> tuple[list[str], dict[str, int], frozenset[str],
     """Units, who has how many, which are held, and what was said before; as a cloud may have it, and as it may not."""
     units = UNITS[: draw(st.integers(0, len(UNITS)))]
     taken = draw(st.dictionaries(st.sampled_from(CONSUMERS), st.integers(0, 4)))
-    kept = frozenset(draw(st.lists(st.sampled_from(units)))) if units else frozenset[str]()
+    held_units = frozenset(draw(st.lists(st.sampled_from(units)))) if units else frozenset[str]()
     before = draw(st.dictionaries(st.sampled_from(UNITS), st.sampled_from(CONSUMERS)))
-    return units, taken, kept, before
+    return units, taken, held_units, before
 
 
 @given(devices())
 def test_nobody_has_more_units_than_placement_says_and_all_are_seated_that_fit(
     case: tuple[list[str], dict[str, int], frozenset[str], dict[str, str]],
 ) -> None:
-    units, taken, kept, before = case
-    found = seats(units, taken, kept, before)
-    assert found.keys() <= set(units)
-    assert all(number <= taken[who] for who, number in Counter(found.values()).items())
-    assert len(found) == min(len(units), sum(taken.values()))
-    if sum(taken.values()) <= len(units) - len(kept):
-        assert not found.keys() & kept, "a unit that is held is nobody's as long as there are others"
+    units, taken, held_units, before = case
+    seating = seats(units, taken, held_units, before)
+    assert seating.keys() <= set(units)
+    assert all(number <= taken[who] for who, number in Counter(seating.values()).items())
+    assert len(seating) == min(len(units), sum(taken.values()))
+    if sum(taken.values()) <= len(units) - len(held_units):
+        assert not seating.keys() & held_units, "a unit that is held is nobody's as long as there are others"
 
 
 @given(devices())
 def test_who_has_a_unit_keeps_it_whatever_the_others_do(
     case: tuple[list[str], dict[str, int], frozenset[str], dict[str, str]],
 ) -> None:
-    units, taken, kept, _ = case
-    first = seats(units, taken, kept, {})
-    assert seats(units, taken, kept, first) == first
+    units, taken, held_units, _ = case
+    first = seats(units, taken, held_units, {})
+    assert seats(units, taken, held_units, first) == first
     for gone in taken:
         rest = {who: number for who, number in taken.items() if who != gone}
         after = seats(units, rest, frozenset(), first)
@@ -124,19 +124,21 @@ def test_what_is_seen_of_units_adds_up(
     cloud = Placement(total, {**taken, **holds}, min(reserved, total))
     if sum(cloud.taken.values()) + cloud.reserved > total:
         return  # Placement would not have let it come to this
-    seen = cloud.look(UnitReader([part(number) for number in range(1, wanted + 1)], Seated()), tuple(sorted(listed)))
-    states = [seen.allocatable, set(seen.holders), seen.reserved]
-    assert sum(map(len, states)) == len(set().union(*states)) == len(seen.providers) == min(wanted, total)
-    assert len(seen.allocatable) <= cloud.free
-    assert len(seen.holders) == min(wanted, sum(taken.values())) or wanted < total
-    assert not seen.unexplained
-    assert all(provider.id == "id" for provider in seen.providers.values())
+    observed = cloud.look(
+        UnitReader([part(number) for number in range(1, wanted + 1)], Seated()), tuple(sorted(listed))
+    )
+    states = [observed.allocatable, set(observed.holders), observed.reserved]
+    assert sum(map(len, states)) == len(set().union(*states)) == len(observed.providers) == min(wanted, total)
+    assert len(observed.allocatable) <= cloud.free
+    assert len(observed.holders) == min(wanted, sum(taken.values())) or wanted < total
+    assert not observed.unexplained
+    assert all(provider.id == "id" for provider in observed.providers.values())
 
 
 def test_a_device_of_which_all_is_free_or_a_server_s_costs_no_call() -> None:
     cloud = Placement(4, {"a": 1, "b": 2})
-    seen = cloud.look(UnitReader([part(number) for number in range(1, 5)], Seated()), ("a", "b"))
-    assert (seen.holders, seen.allocatable, cloud.asked) == (
+    observed = cloud.look(UnitReader([part(number) for number in range(1, 5)], Seated()), ("a", "b"))
+    assert (observed.holders, observed.allocatable, cloud.asked) == (
         dict(zip(sorted(names(1, 2, 3)), ("a", "b", "b"), strict=True)),
         names(4),
         0,
@@ -155,24 +157,24 @@ def test_a_server_stays_on_its_unit_when_an_older_one_ends() -> None:
 def test_who_looks_later_says_the_same() -> None:
     """As the loop of bookings and the one that draws the map do."""
     cloud, seated, gpus = Placement(3, {"a": 1, "b": 1}), Seated(), [part(number) for number in (1, 2, 3)]
-    one, other = UnitReader(gpus, seated), UnitReader(gpus, seated)
-    cloud.look(one, ("a", "b"))
+    reader, other = UnitReader(gpus, seated), UnitReader(gpus, seated)
+    cloud.look(reader, ("a", "b"))
     del cloud.taken["a"]
     assert cloud.look(other, ("b",)).holders == {f"{UNITS[1]}": "b"}
-    assert cloud.look(one, ("b",)).holders == {f"{UNITS[1]}": "b"}
+    assert cloud.look(reader, ("b",)).holders == {f"{UNITS[1]}": "b"}
 
 
 def test_units_that_nova_offers_no_more_are_lost_and_those_that_an_operator_reserves_are_reserved() -> None:
-    seen = Placement(3, {"a": 1}, reserved=1).look(
+    observed = Placement(3, {"a": 1}, reserved=1).look(
         UnitReader([part(number) for number in range(1, 5)], Seated()), ("a",)
     )
-    assert (set(seen.holders), seen.allocatable, seen.reserved) == (names(1), names(2), names(3))
-    assert set(seen.providers) == names(1, 2, 3), "the fourth is nowhere"
+    assert (set(observed.holders), observed.allocatable, observed.reserved) == (names(1), names(2), names(3))
+    assert set(observed.providers) == names(1, 2, 3), "the fourth is nowhere"
 
 
 def test_a_device_that_nova_has_as_something_else_is_unexplained() -> None:
-    seen = Placement(2, {}, name="VGPU").look(UnitReader([part(1)], Seated()), ())
-    (why,) = seen.unexplained.values()
+    observed = Placement(2, {}, name="VGPU").look(UnitReader([part(1)], Seated()), ())
+    (why,) = observed.unexplained.values()
     assert why == f"Placement has it as VGPU, not as {CLASS}: deploy the site's Nova options"
 
 

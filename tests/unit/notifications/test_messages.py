@@ -109,27 +109,27 @@ class Receiver:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    found = Receiver()
+    endpoint = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            found.got.append((dict(self.headers), body))
-            status = found.statuses.pop(0) if found.statuses else 204
+            endpoint.got.append((dict(self.headers), body))
+            status = endpoint.statuses.pop(0) if endpoint.statuses else 204
             booking = json.loads(body)["booking"]
-            self.send_response(500 if booking and booking["id"] in found.refuse else status)
+            self.send_response(500 if booking and booking["id"] in endpoint.refuse else status)
             if 300 <= status < 400:
-                self.send_header("Location", f"{found.url}/elsewhere")
+                self.send_header("Location", f"{endpoint.url}/elsewhere")
             self.end_headers()
 
         def log_message(self, *args: Any) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.port = server.server_port
+    endpoint.port = server.server_port
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
-    yield found
+    yield endpoint
     server.shutdown()
     thread.join()
     server.server_close()
@@ -161,9 +161,9 @@ class Mailbox:
         self, server: Any, session: Any, envelope: Envelope
     ) -> str:
         assert isinstance(envelope.content, bytes)
-        found = message_from_bytes(envelope.content, policy=default)
-        assert isinstance(found, EmailMessage)
-        self.mail.append(found)
+        mail = message_from_bytes(envelope.content, policy=default)
+        assert isinstance(mail, EmailMessage)
+        self.mail.append(mail)
         self.users.append(session.auth_data.login if session.auth_data else None)
         return "250 OK"
 
@@ -195,9 +195,9 @@ def webhook(receiver: Receiver, *events: str) -> WebhookChannel:
 
 def courier(ledger: Ledger, channel: Channel) -> Courier:
     """Of a channel that is there from now on."""
-    found = Courier(ledger, channel, "lab", ledger.now)
-    found.run()
-    return found
+    channel_courier = Courier(ledger, channel, "lab", ledger.now)
+    channel_courier.run()
+    return channel_courier
 
 
 # Webhooks
@@ -653,24 +653,24 @@ def test_settings_that_would_show_the_password_or_not_work_are_refused() -> None
 @pytest.mark.parametrize("kind", EVENTS)
 def test_every_event_has_a_letter(kind: str) -> None:
     ask = Ask("t4", NOW, NOW + HOUR, comment="{braces} are no fields")
-    one = Booking("b1", BookingKind.BOOKING, ask, BookingState.OFFERED, "u", "anna", "p", "physics", NOW, NOW)
+    offered = Booking("b1", BookingKind.BOOKING, ask, BookingState.OFFERED, "u", "anna", "p", "physics", NOW, NOW)
     event = Event(kind, NOW, "b1", "u", "anna@example.org", {"gpu": "gpu-01/0000:01:00.0"}, 7)
-    for booking in (one, None):
-        found = letter(Message(event, "lab", booking), "gpus@example.org", ROME)
-        assert found["Subject"]
-        assert EVENTS[kind].says in found.get_content()
-        assert EVENTS[kind].subject in found["Subject"]
-        assert found["Message-ID"] == "<gpuyard.lab.7@example.org>"
+    for booking in (offered, None):
+        mail = letter(Message(event, "lab", booking), "gpus@example.org", ROME)
+        assert mail["Subject"]
+        assert EVENTS[kind].says in mail.get_content()
+        assert EVENTS[kind].subject in mail["Subject"]
+        assert mail["Message-ID"] == "<gpuyard.lab.7@example.org>"
 
 
 @given(st.text() | st.from_regex(r"[^@]*@[^@]*"))
 def test_whatever_keystone_has_as_an_address_is_one_or_a_value_error(email: str) -> None:
     try:
-        found = letter(Message(Event("booking.started", NOW, "", "u", email), "lab"), "gpus@example.org", ROME)
+        mail = letter(Message(Event("booking.started", NOW, "", "u", email), "lab"), "gpus@example.org", ROME)
     except ValueError:
         return
-    assert len(found["To"].addresses) == 1
-    assert found.as_bytes()
+    assert len(mail["To"].addresses) == 1
+    assert mail.as_bytes()
 
 
 def test_times_name_the_day_in_utc_when_it_is_another() -> None:
@@ -685,9 +685,9 @@ def test_a_warning_says_which_server_why_and_when(dry: bool) -> None:
     details = {"server": "vm-1", "server_id": "s1", "pool": "t4", "why": "its booking is over", "text": "shelve it"}
     details |= {"due": "2026-12-01T13:00:00+00:00"} | ({"dry_run": "true"} if dry else {})
     event = Event("reclaim.warned", NOW, "", "u1", "anna@example.org", details)
-    found = letter(Message(event, "lab"), "gpus@example.org", ROME)
-    assert found["Subject"] == ("Dry run: " if dry else "") + "A server of yours will be reclaimed: vm-1"
-    text = found.get_content()
+    mail = letter(Message(event, "lab"), "gpus@example.org", ROME)
+    assert mail["Subject"] == ("Dry run: " if dry else "") + "A server of yours will be reclaimed: vm-1"
+    text = mail.get_content()
     assert "Server:    vm-1\n" in text
     assert "When:      Tue 2026-12-01 14:00 CET (13:00 UTC)\n" in text
     assert ("nothing happens to the server" in text) is dry

@@ -66,12 +66,12 @@ def devices() -> list[PciFunction]:
 
 
 def matched_by_nova(specs: Any) -> set[tuple[str, str, str]]:
-    found = set()
+    matches = set()
     for device in devices():
         row = {"vendor_id": device.vendor_id, "product_id": device.product_id, "address": device.address}
         if specs.device_assignable(row):
-            found.add((device.address, device.vendor_id, device.product_id))
-    return found
+            matches.add((device.address, device.vendor_id, device.product_id))
+    return matches
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -278,8 +278,8 @@ def test_values_are_refused_as_in_nova(tmp_path: Path, place: tuple[str, str], v
 def test_a_comment_behind_a_value_is_known_as_one(tmp_path: Path) -> None:
     text = "[DEFAULT]\nreserved_host_memory_mb = 4096 #we only need 4G\nvcpu_pin_set = 0-22 # the rest\n"
     subject, _ = subject_of({"nova.conf": text}, RELEASES["2026.2"])
-    said = [(item.payload["line"], item.remedy) for item in lint(subject) if item.code == "comment-behind-value"]
-    assert said == [(line, "move the comment to a line of its own") for line in (2, 3)]
+    remedies = [(item.payload["line"], item.remedy) for item in lint(subject) if item.code == "comment-behind-value"]
+    assert remedies == [(line, "move the comment to a line of its own") for line in (2, 3)]
     with nova_configuration(tmp_path, text) as conf, pytest.raises(ConfigFileValueError):
         _ = conf.reserved_host_memory_mb
 

@@ -77,13 +77,13 @@ def test_one_tries_after_the_pause() -> None:
     breaker = CircuitBreaker(clock, failures=1, pause=10, trial=60)
     breaker.failed()
     clock.now += 10
-    found: list[float] = []
-    threads = [threading.Thread(target=lambda: found.append(breaker.wait())) for _ in range(20)]
+    waits: list[float] = []
+    threads = [threading.Thread(target=lambda: waits.append(breaker.wait())) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == [0] + [60] * 19
+    assert sorted(waits) == [0] + [60] * 19
     clock.now += 60  # it never said how it went
     assert breaker.wait() == 0
 

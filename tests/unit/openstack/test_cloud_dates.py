@@ -29,5 +29,5 @@ def test_date(header: str | None, date: datetime | None) -> None:
 
 @given(st.text(max_size=60))
 def test_whatever_a_header_says_is_a_time_or_none(text: str) -> None:
-    found = date_of(text)
-    assert found is None or found.tzinfo is UTC
+    moment = date_of(text)
+    assert moment is None or moment.tzinfo is UTC

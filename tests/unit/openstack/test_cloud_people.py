@@ -83,10 +83,10 @@ class TwoDomains:
 
     def get(self, service: str, path: str, **query: object) -> dict[str, object]:
         kind, _, id = path[1:].partition("/")
-        rows = self.projects if kind == "projects" else {one["id"]: one for one in (HOME, EVIL)}
+        rows = self.projects if kind == "projects" else {domain["id"]: domain for domain in (HOME, EVIL)}
         if not id:
-            found = [row for row in rows.values() if all(row[key] == value for key, value in query.items())]
-            return {kind: found}
+            matches = [row for row in rows.values() if all(row[key] == value for key, value in query.items())]
+            return {kind: matches}
         if id not in rows:
             raise CloudError("no such thing", 404)
         return {kind[:-1]: rows[id]}
@@ -97,13 +97,15 @@ def test_each_project_has_one_name_wherever_it_is_read() -> None:
     cloud: Any = TwoDomains()
     names = {"p1": "physics", "p2": "physics@evil", "p3": "physics@evil@default"}
     for id, name in names.items():
-        for wanted in (id, name):
-            assert [(project.id, project.name) for project in KeystonePeople(cloud).projects(wanted)] == [(id, name)]
-    known = Names()
+        for id_or_name in (id, name):
+            assert [(project.id, project.name) for project in KeystonePeople(cloud).projects(id_or_name)] == [
+                (id, name)
+            ]
+    known_names = Names()
     with Reader(cloud) as reader:
-        known.learn(reader, projects=names)
+        known_names.learn(reader, projects=names)
         assert reader.projects() == {"physics": "p1", "physics@evil@default": "p3"}
-    assert {id: known.of("project", id) for id in names} == names
+    assert {id: known_names.of("project", id) for id in names} == names
     assert Enforcer(cloud, "").projects() == {"physics": "p1", "physics@evil@default": "p3"}
 
 
@@ -154,12 +156,12 @@ def test_a_keystone_that_says_nothing_keeps_nobody_for_long(black_hole: str, mon
     config = SimpleNamespace(name="test", region_name="")
     others = dict.fromkeys(("compute", "placement", "image", "network"))
     services = SimpleNamespace(identity=identity, config=config, **others)
-    found = KeystonePeople(api.CloudApi(services))  # type: ignore[arg-type]
+    keystone = KeystonePeople(api.CloudApi(services))  # type: ignore[arg-type]
     begin = time.monotonic()
     with pytest.raises(CloudError):
-        found.token("gAAAAAB")
+        keystone.token("gAAAAAB")
     with pytest.raises(CloudError):
-        found.log_in("ada", "secret", "Default")
+        keystone.log_in("ada", "secret", "Default")
     assert time.monotonic() - begin < 5
 
 

@@ -80,7 +80,9 @@ class EvacuatedCloud(CloudApi):
             case ["os-services"]:
                 return {"services": [_service(DEAD, "down"), _service(NEW, "up")]}
             case ["os-hypervisors", "detail"]:
-                return {"hypervisors": [{"hypervisor_hostname": one, "service": {"host": one}} for one in (DEAD, NEW)]}
+                return {
+                    "hypervisors": [{"hypervisor_hostname": host, "service": {"host": host}} for host in (DEAD, NEW)]
+                }
             case ["resource_providers"]:
                 amount = query.get("resources", "").partition(":")[2]
                 free = [row for row in self.rows if "_pci_" in row["name"]] if amount == "1" else []
@@ -222,5 +224,5 @@ def test_a_server_that_stays_as_it_is_is_asked_about_once() -> None:
 def test_health_knows_nothing_of_what_was_left_behind() -> None:
     """The old guest may still be there: the GPU is looked after when nova-compute has taken it away."""
     places = tuple(SitePlace(gpu.host, gpu.address, gpu.pool, gpu.host) for gpu in GPUS)
-    found = sights(places, CloudObservation(taken(EvacuatedCloud()), frozenset()))
-    assert {name: one.server for name, one in found.items()} == {f"{NEW}/0000:01:00.0": "s1"}
+    observations = sights(places, CloudObservation(taken(EvacuatedCloud()), frozenset()))
+    assert {name: observation.server for name, observation in observations.items()} == {f"{NEW}/0000:01:00.0": "s1"}

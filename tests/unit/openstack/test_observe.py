@@ -77,4 +77,4 @@ def test_parents_come_before_their_children() -> None:
         Provider("b", "b", "r", "r"),
         Provider("x", "x", "x"),
     ]
-    assert [one.id for one in below(tree, "r")] == ["b", "c"]
+    assert [provider.id for provider in below(tree, "r")] == ["b", "c"]

@@ -84,8 +84,8 @@ class DownCell:
     def get(self, service: str, path: str, **query: object) -> dict[str, Any]:
         if path == "/os-services":
             up = {"id": "7", "status": "enabled", "state": "up", "disabled_reason": None, "zone": "nova"}
-            found = [{**up, "host": HOST} if self.back else silent_service_row(HOST), {**up, "host": OTHER}]
-            return {"services": [row for row in found if query.get("host", row["host"]) == row["host"]]}
+            services = [{**up, "host": HOST} if self.back else silent_service_row(HOST), {**up, "host": OTHER}]
+            return {"services": [row for row in services if query.get("host", row["host"]) == row["host"]]}
         if path == "/servers/detail":
             # In a list with pages Nova leaves them out: CONF.api.list_records_by_skipping_down_cells is True.
             return {"servers": []}
@@ -104,7 +104,7 @@ class DownCell:
         _, _, provider, what = path.split("/")
         if what == "inventories":
             return {what: {self.gpus[provider]: {"total": 1, "reserved": 0, "allocation_ratio": 1.0, "max_unit": 1}}}
-        return {what: {one: {"resources": {"VCPU": 1}} for one in self.consumers.get(provider, ())}}
+        return {what: {consumer: {"resources": {"VCPU": 1}} for consumer in self.consumers.get(provider, ())}}
 
 
 @pytest.fixture
@@ -196,7 +196,9 @@ def test_drift_says_which_cell_is_silent_and_nothing_of_its_hosts(loaded: Loaded
     hosts = {**world.hosts, HOST: replace(world.hosts[HOST], service=service)}
     silent = replace(world, hosts=hosts, services={HOST: service}, silent_cells=True)
     before = find_drift(loaded.compiled, loaded.inventories, world, {})
-    (only,) = [one for one in find_drift(loaded.compiled, loaded.inventories, silent, {}) if one not in before]
+    (only,) = [
+        finding for finding in find_drift(loaded.compiled, loaded.inventories, silent, {}) if finding not in before
+    ]
     assert only.code == "cell-silent"
     assert f"a cell does not answer, with {HOST}" in only.reason
 
@@ -240,8 +242,8 @@ def test_hosts_have_their_names_without_a_list_of_hypervisors() -> None:
     api = CloudApi.__new__(CloudApi)
     api._naming, api._hosts_of_nodes, api._strangers = threading.Lock(), None, frozenset()
     api.pages, api.get = cloud.pages, cloud.get  # type: ignore[method-assign]
-    found = api._hosts(frozenset({f"{HOST}.example.org", OTHER, "stranger"}))
-    assert found == {f"{HOST}.example.org": HOST, OTHER: OTHER}
+    hosts_by_node = api._hosts(frozenset({f"{HOST}.example.org", OTHER, "stranger"}))
+    assert hosts_by_node == {f"{HOST}.example.org": HOST, OTHER: OTHER}
     assert api._hosts_of_nodes is None
     cloud.back = True
     with pytest.raises(CloudError, match="os-hypervisors"):
@@ -249,10 +251,10 @@ def test_hosts_have_their_names_without_a_list_of_hypervisors() -> None:
 
 
 def test_servers_of_ours_in_a_silent_cell_are_neither_gone_nor_deleted() -> None:
-    cloud, asked = DownCell(), []
+    cloud, methods = DownCell(), []
 
     def request(method: str, service: str, path: str, body: object = None) -> dict[str, Any]:
-        asked.append(method)
+        methods.append(method)
         return cloud.get(service, path)
 
     cloud.request = request  # type: ignore[attr-defined]
@@ -264,6 +266,6 @@ def test_servers_of_ours_in_a_silent_cell_are_neither_gone_nor_deleted() -> None
     assert server is not None
     assert (server.status, server.ours) == ("UNKNOWN", True)
     servers.delete(HOLDER)
-    assert asked == ["GET", "GET"], "Nova can delete nothing there"
+    assert methods == ["GET", "GET"], "Nova can delete nothing there"
     cloud.back = True
     assert servers.all_cells_answer()

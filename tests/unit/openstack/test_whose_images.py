@@ -80,8 +80,8 @@ class Cloud:
 
     def make_the_image(self, **more: Any) -> dict[str, Any]:
         """As Nova does, of a server whose disk is a volume: its image says nothing of the server."""
-        asked = self.asked[-1]["createImage"]
-        return self.image("snapshot", asked["name"].strip(), self.project, **asked["metadata"], **more)
+        action = self.asked[-1]["createImage"]
+        return self.image("snapshot", action["name"].strip(), self.project, **action["metadata"], **more)
 
 
 @pytest.fixture

@@ -39,26 +39,26 @@ def test_what_is_generated_is_current(name: str) -> None:
 
 
 def test_every_command_that_the_pages_show_exists() -> None:
-    known = set(re.findall(r"^#+ (gpuyard.*)$", commands(), re.MULTILINE))
-    groups = {command.split()[1] for command in known if command.count(" ") == 2}
+    known_commands = set(re.findall(r"^#+ (gpuyard.*)$", commands(), re.MULTILINE))
+    groups = {command.split()[1] for command in known_commands if command.count(" ") == 2}
     for page, text in pages().items():
         fenced = re.findall(r"^```.*?^```$", text, re.M | re.S)
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
         code = " ".join([*fenced, *re.findall(r"``.+?``|`[^`]+`|^ {4}.*$", prose, re.M)])
         for first, second in re.findall(r"gpuyard ([a-z]+)(?: ([a-z]+))?", code):
             shown = f"gpuyard {first} {second}" if first in groups and second else f"gpuyard {first}"
-            assert shown in known, f"{page} shows {shown!r}"
+            assert shown in known_commands, f"{page} shows {shown!r}"
 
 
 def shown(page: str) -> list[list[str]]:
     """The commands of ours in the indented lines of a page, as a shell would hand them over."""
     lines = re.findall(r"^ {4}(?:\w+=\S+ )?gpuyard (.*)$", pages()[page].replace("\\\n", " "), re.MULTILINE)
-    found = []
+    command_lines = []
     for line in lines:
         words = shlex.split(re.sub(r"\$\([^)]*\)", "WORD", line), comments=True)
         ends = [n for n, word in enumerate(words) if word in ("|", ">", ">>", "<", "&&", "||", ";", "&", "2>")]
-        found.append(words[: ends[0]] if ends else words)
-    return found
+        command_lines.append(words[: ends[0]] if ends else words)
+    return command_lines
 
 
 def test_every_command_of_a_how_to_is_run_somewhere() -> None:
@@ -84,9 +84,9 @@ def test_every_command_that_a_page_shows_is_taken(page: str) -> None:
         try:
             while hasattr(command, "commands"):
                 context = command.make_context("gpuyard", list(rest), parent=context)
-                _, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
-                assert found is not None
-                command = found
+                _, subcommand, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+                assert subcommand is not None
+                command = subcommand
             command.make_context("gpuyard", list(rest), parent=context)
         except (typer.BadParameter, typer.Exit) as error:
             if type(error).__name__ == "MissingParameter":
@@ -171,4 +171,7 @@ def test_every_command_says_what_it_does() -> None:
 
 def walk(command: Any, path: str) -> list[tuple[str, Any]]:
     below = getattr(command, "commands", {})
-    return [(path, command), *(found for name, one in below.items() for found in walk(one, f"{path} {name}"))]
+    return [
+        (path, command),
+        *(entry for name, subcommand in below.items() for entry in walk(subcommand, f"{path} {name}")),
+    ]

@@ -47,10 +47,10 @@ def test_everything_that_the_program_reads_is_taken_away() -> None:
 
 
 def test_what_tests_are_told_and_what_finds_programs_remains() -> None:
-    told = {"GPUYARD_TEST_LAB_STATE": "/lab", "GPUYARD_CHROMIUM": "/opt/chromium", "PATH": "/bin", "HOME": "/root"}
-    environment = {**told}
+    variables = {"GPUYARD_TEST_LAB_STATE": "/lab", "GPUYARD_CHROMIUM": "/opt/chromium", "PATH": "/bin", "HOME": "/root"}
+    environment = {**variables}
     clean(environment, Path("/empty"))
-    assert environment.items() >= told.items()
+    assert environment.items() >= variables.items()
 
 
 def test_nothing_of_it_is_here_nor_in_a_program_that_a_test_starts() -> None:
@@ -62,10 +62,10 @@ def test_nothing_of_it_is_here_nor_in_a_program_that_a_test_starts() -> None:
 
 
 def test_now_is_what_it_was_told_to_be(pytestconfig: pytest.Config) -> None:
-    told = pytestconfig.getoption("--now") or datetime.now(UTC)
+    start = pytestconfig.getoption("--now") or datetime.now(UTC)
     with ThreadPoolExecutor() as pool:
-        seen = [datetime.now(UTC), datetime.fromtimestamp(time.time(), UTC), pool.submit(datetime.now, UTC).result()]
-    assert all(told <= now < told + timedelta(hours=1) for now in seen)
+        moments = [datetime.now(UTC), datetime.fromtimestamp(time.time(), UTC), pool.submit(datetime.now, UTC).result()]
+    assert all(start <= now < start + timedelta(hours=1) for now in moments)
 
 
 def test_so_it_is_in_a_worker_where_all_of_it_is_exported_on_another_day() -> None:

@@ -27,7 +27,7 @@ WAYS = {"sub": "findall", "split": "findall", "finditer": "findall", "search": "
 
 def expressions() -> dict[str, tuple[re.Pattern[str], str]]:
     """Place -> expression, and the way in which it is used, of all that are written out in the source."""
-    found = {}
+    expressions_by_place = {}
     everything = "\n".join(path.read_text() for path in SRC.rglob("*.py"))
     used = dict(re.findall(r"\b([A-Z_]{2,})\.(fullmatch|match|search|findall|finditer|sub)\(", everything))
     for path in sorted(SRC.rglob("*.py")):
@@ -46,13 +46,16 @@ def expressions() -> dict[str, tuple[re.Pattern[str], str]]:
             if not (isinstance(of, ast.Name) and of.id == "re" and node.func.attr in FUNCTIONS):
                 continue
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                names = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)} & set(FLAGS)
+                names = {child.attr for child in ast.walk(node) if isinstance(child, ast.Attribute)} & set(FLAGS)
                 flags = re.RegexFlag(0)
                 for name in names:
                     flags |= FLAGS[name]
                 way = used.get(named.get(node, ""), "findall") if node.func.attr == "compile" else node.func.attr
-                found[f"{path.relative_to(SRC)}:{node.lineno}"] = re.compile(text.value, flags), WAYS.get(way, way)
-    return found
+                expressions_by_place[f"{path.relative_to(SRC)}:{node.lineno}"] = (
+                    re.compile(text.value, flags),
+                    WAYS.get(way, way),
+                )
+    return expressions_by_place
 
 
 def pumps(pattern: str) -> set[str]:

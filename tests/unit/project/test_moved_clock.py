@@ -32,9 +32,11 @@ def test_a_process_goes_by_it_while_it_runs(tmp_path: Path) -> None:
             clock.until(moment)
             process.stdin.write("now\n")
             process.stdin.flush()
-            told, stamp, waited = process.stdout.readline().split()
-            assert timedelta(0) <= datetime.fromisoformat(told) - moment + timedelta(seconds=1) < timedelta(minutes=1)
-            assert abs(int(stamp) - datetime.fromisoformat(told).timestamp()) <= 1
+            iso_time, stamp, waited = process.stdout.readline().split()
+            assert (
+                timedelta(0) <= datetime.fromisoformat(iso_time) - moment + timedelta(seconds=1) < timedelta(minutes=1)
+            )
+            assert abs(int(stamp) - datetime.fromisoformat(iso_time).timestamp()) <= 1
             assert 0.1 <= float(waited) < 30, "what passes is as ever"
         process.stdin.close()
 

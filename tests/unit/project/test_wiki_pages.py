@@ -35,7 +35,7 @@ OTHERS = re.compile(
 
 def rows(page: Path) -> list[list[str]]:
     """Of all tables that say how; the heads are left out."""
-    found: list[list[str]] = []
+    table_rows: list[list[str]] = []
     inside = False
     for line in page.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -44,8 +44,8 @@ def rows(page: Path) -> list[list[str]]:
         elif cells[-1] == "how":
             inside = True
         elif inside and not line.startswith("|---"):
-            found.append(cells)
-    return found
+            table_rows.append(cells)
+    return table_rows
 
 
 def resolved(entry: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +54,11 @@ def resolved(entry: dict[str, Any]) -> dict[str, Any]:
         return resolved(SCHEMA["$defs"][entry["$ref"].rpartition("/")[2]])
     if entry.get("type") == "array":
         return resolved(entry["items"])
-    choices = [one for one in (*entry.get("anyOf", ()), *entry.get("oneOf", ())) if {*one} & {"$ref", "oneOf", "items"}]
+    choices = [
+        choice
+        for choice in (*entry.get("anyOf", ()), *entry.get("oneOf", ()))
+        if {*choice} & {"$ref", "oneOf", "items"}
+    ]
     return resolved(choices[0]) if choices else entry
 
 
@@ -94,22 +98,22 @@ def is_of_openstack(line: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_row_has_a_command_or_a_key_that_exists_or_says_why_not(page: Path) -> None:
-    found = rows(page)
-    assert len(found) >= PAGES[page]
-    for cells in found:
-        here, how = cells[-2], cells[-1]
+    table_rows = rows(page)
+    assert len(table_rows) >= PAGES[page]
+    for cells in table_rows:
+        counterpart, how = cells[-2], cells[-1]
         assert len(cells) == (4 if page == INDEX else 3), cells
         assert re.fullmatch(r"\[.+\]\(.+\)", how), cells
-        named = re.findall(r"`([^`]+)`", here)
-        ours = [one for one in named if not OTHERS.fullmatch(one)]
-        for one in ours:
-            if one.startswith("gpuyard "):
-                assert is_a_command(one), f"{page.name}: {one}"
-            elif one.startswith("openstack gpu"):
-                assert is_of_openstack(one), f"{page.name}: {one}"
+        named = re.findall(r"`([^`]+)`", counterpart)
+        ours = [name for name in named if not OTHERS.fullmatch(name)]
+        for name in ours:
+            if name.startswith("gpuyard "):
+                assert is_a_command(name), f"{page.name}: {name}"
+            elif name.startswith("openstack gpu"):
+                assert is_of_openstack(name), f"{page.name}: {name}"
             else:
-                assert stands_in_the_schema(one), f"{page.name}: {one}"
-        reason = here.partition("—")[2]
+                assert stands_in_the_schema(name), f"{page.name}: {name}"
+        reason = counterpart.partition("—")[2]
         assert ours or len(reason) > 10, f"{page.name}: neither a command nor a key nor a reason: {cells}"
 
 

@@ -39,7 +39,7 @@ FRESH = SeenAccounts(roles={MEMBER: "1", READER: "2"})
 
 
 def complete(accounts: Accounts) -> SeenAccounts:
-    seen = SeenAccounts(
+    observed = SeenAccounts(
         projects={place: place for _, _, place in accounts.grants if place},
         users={user: user for user, _, _ in accounts.grants},
         roles={role: role for _, role, _ in accounts.grants},
@@ -47,7 +47,7 @@ def complete(accounts: Accounts) -> SeenAccounts:
         ids={credential.cloud: credential.cloud for credential in accounts.credentials},
         limits=True,
     )
-    return replace(seen, held=frozenset(granted(accounts, seen)))
+    return replace(observed, held=frozenset(granted(accounts, observed)))
 
 
 def said(seen: SeenAccounts, rotate: bool = False) -> list[str]:
@@ -62,35 +62,37 @@ def test_all_is_made_in_the_order_in_which_it_can_be() -> None:
 
 
 def test_nothing_is_done_twice_and_asked_for_only_secrets_change() -> None:
-    seen = complete(ACCOUNTS)
-    assert said(seen) == []
-    assert said(seen, rotate=True) == [
+    observed = complete(ACCOUNTS)
+    assert said(observed) == []
+    assert said(observed, rotate=True) == [
         "replace credential gpuyard", "replace credential gpuyard-in-ci", "replace credential gpuyard-in-check",
         "replace login gpuyard-limits",
     ]  # fmt: skip
 
 
 def test_a_credential_with_other_rules_is_replaced() -> None:
-    seen = complete(ACCOUNTS)
-    old = replace(seen.credentials["gpuyard"], rules=frozenset({("compute", "GET", "/**")}))
-    assert said(replace(seen, credentials={**seen.credentials, "gpuyard": old})) == ["replace credential gpuyard"]
+    observed = complete(ACCOUNTS)
+    old = replace(observed.credentials["gpuyard"], rules=frozenset({("compute", "GET", "/**")}))
+    assert said(replace(observed, credentials={**observed.credentials, "gpuyard": old})) == [
+        "replace credential gpuyard"
+    ]
 
 
 def test_a_credential_that_lets_nobody_in_is_replaced_and_one_that_is_gone_made() -> None:
-    seen = complete(ACCOUNTS)
-    silent = {cloud: one for cloud, one in seen.credentials.items() if cloud != "gpuyard"}
-    assert said(replace(seen, credentials=silent)) == ["replace credential gpuyard"]
-    gone = replace(seen, credentials=silent, ids={cloud: cloud for cloud in silent})
+    observed = complete(ACCOUNTS)
+    silent = {cloud: credential for cloud, credential in observed.credentials.items() if cloud != "gpuyard"}
+    assert said(replace(observed, credentials=silent)) == ["replace credential gpuyard"]
+    gone = replace(observed, credentials=silent, ids={cloud: cloud for cloud in silent})
     assert said(gone) == ["create credential gpuyard"]
 
 
 def test_no_password_changes_that_somebody_may_log_in_with() -> None:
     """A portal runs with a file that is not the one that was named."""
     elsewhere = replace(complete(ACCOUNTS), ids={}, credentials={}, limits=False)
-    one, other = plan_accounts(ACCOUNTS, elsewhere, False).refusals
-    assert one.startswith(f"the user {USER} exists, and this file has no application credential")
+    credential_refusal, other = plan_accounts(ACCOUNTS, elsewhere, False).refusals
+    assert credential_refusal.startswith(f"the user {USER} exists, and this file has no application credential")
     assert other.startswith(f"the user {LIMITS_USER} exists, and this file has no log-in of it")
-    for refusal in (one, other):
+    for refusal in (credential_refusal, other):
         assert "name the file that has one with --clouds, or" in refusal
         assert "--rotate, which locks out" in refusal
     rotated = plan_accounts(ACCOUNTS, elsewhere, True)
@@ -132,15 +134,19 @@ def test_a_login_alone_that_the_file_lacks_is_not_made_anew() -> None:
     ],
 )
 def test_rights_that_nobody_asked_for_are_not_taken_over(held: HeldRole, said: str) -> None:
-    seen = complete(ACCOUNTS)
-    assert plan_accounts(ACCOUNTS, replace(seen, held=seen.held | {held}), True).refusals == (said,)
-    assert not plan_accounts(ACCOUNTS, seen, True).refusals
+    observed = complete(ACCOUNTS)
+    assert plan_accounts(ACCOUNTS, replace(observed, held=observed.held | {held}), True).refusals == (said,)
+    assert not plan_accounts(ACCOUNTS, observed, True).refusals
 
 
 def test_a_role_that_is_only_had_below_a_project_is_given_in_it() -> None:
-    seen = complete(ACCOUNTS)
-    (ours,) = [one for one, grant in granted(ACCOUNTS, seen).items() if grant == (USER, "gpuyard", "gpuyard")]
-    plan = plan_accounts(ACCOUNTS, replace(seen, held=seen.held - {ours} | {replace(ours, inherited=True)}), False)
+    observed = complete(ACCOUNTS)
+    (ours,) = [
+        held_role for held_role, grant in granted(ACCOUNTS, observed).items() if grant == (USER, "gpuyard", "gpuyard")
+    ]
+    plan = plan_accounts(
+        ACCOUNTS, replace(observed, held=observed.held - {ours} | {replace(ours, inherited=True)}), False
+    )
     assert [str(step) for step in plan.steps] == ["create grant gpuyard to gpuyard in project gpuyard"]
     assert len(plan.refusals) == 1
 
@@ -156,7 +162,7 @@ class Keystone:
             return {"groups": [{"id": "group-id"}]}
         if path == "/users/user-id/application_credentials":
             return {"application_credentials": []}
-        (kind,) = [one for one in named if path == f"/{one}s"]
+        (kind,) = [candidate for candidate in named if path == f"/{candidate}s"]
         return {path[1:]: [{"id": f"{kind}-id", "name": named[kind], "domain_id": None}]}
 
     def assignments(self, query: dict[str, str]) -> list[dict[str, Any]]:
@@ -176,8 +182,8 @@ class Keystone:
 
 
 def test_who_has_our_roles_and_which_our_users_have_is_read_wherever_it_is(tmp_path: Path) -> None:
-    seen = AccountsReader(cast(CloudApi, Keystone()), tmp_path / "clouds.yaml").read(ACCOUNTS)
-    assert [(str(one), one.removal) for one in sorted(seen.held, key=str)] == [
+    observed = AccountsReader(cast(CloudApi, Keystone()), tmp_path / "clouds.yaml").read(ACCOUNTS)
+    assert [(str(held_role), held_role.removal) for held_role in sorted(observed.held, key=str)] == [
         ("the group staff has the role admin on the system", "openstack role remove --group group-id --system all 9"),
         ("the user eve\\x1b[2J of domain evil has the role gpuyard in project ops and below",
          "openstack role remove --user 6 --project 8 --inherited role-id"),
@@ -206,7 +212,7 @@ def test_what_others_wrote_into_the_file_stays_and_nobody_else_may_read_it(tmp_p
     assert "# keep" in path.read_text()
     assert read_clouds(path)["gpuyard"] == {"auth": {"application_credential_id": "7"}}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [one.name for one in tmp_path.iterdir()] == ["clouds.yaml"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["clouds.yaml"]
 
 
 def test_a_link_to_the_file_stays_one_and_what_it_leads_to_gets_the_new_secrets(tmp_path: Path) -> None:
@@ -218,7 +224,7 @@ def test_a_link_to_the_file_stays_one_and_what_it_leads_to_gets_the_new_secrets(
     write_clouds(link, {"gpuyard": {"auth": {"application_credential_id": "8"}}})
     assert link.is_symlink()
     assert read_clouds(path)["gpuyard"] == {"auth": {"application_credential_id": "8"}}
-    assert [one.name for one in path.parent.iterdir()] == ["clouds.yaml"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["clouds.yaml"]
 
 
 def test_secrets_that_are_tried_go_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,10 +232,10 @@ def test_secrets_that_are_tried_go_through_no_link(tmp_path: Path, monkeypatch: 
     victim.write_text("mine")
     (tmp_path / "clouds.yaml.new").symlink_to(victim)
     monkeypatch.setattr("gpuyard.provisioning.access.apply.probe", lambda _: [])
-    seen = complete(ACCOUNTS)
-    clouds = (*seen.ids, "gpuyard-limits")
+    observed = complete(ACCOUNTS)
+    clouds = (*observed.ids, "gpuyard-limits")
     entries: dict[str, dict[str, Any]] = {cloud: {"auth": {"password": "new"}} for cloud in clouds}
-    Bootstrapper(cast(CloudApi, None), path, ACCOUNTS, seen)._store(entries, replaces=False)
+    Bootstrapper(cast(CloudApi, None), path, ACCOUNTS, observed)._store(entries, replaces=False)
     assert victim.read_text() == "mine"
     assert read_clouds(path)["gpuyard-limits"] == {"auth": {"password": "new"}}
 

@@ -56,8 +56,10 @@ def enforcer(service: str, ours: bool) -> policy.Enforcer:
     made = policy.Enforcer(cfg.ConfigOpts(), use_conf=False)
     made.suppress_deprecation_warnings = made.suppress_default_change_warnings = True
     # Who imports Nova's own `nova.policy`, as another test may have, gets words that no other service's process knows.
-    known = {kind: check for kind, check in registered_checks.items() if check.__module__.startswith("oslo_policy.")}
-    with mock.patch.dict(registered_checks, known, clear=True):
+    oslo_checks = {
+        kind: check for kind, check in registered_checks.items() if check.__module__.startswith("oslo_policy.")
+    }
+    with mock.patch.dict(registered_checks, oslo_checks, clear=True):
         for rule in MODULES[service].list_rules():
             made.register_default(policy.RuleDefault(rule.name, rule.check_str))
         made.set_rules(policy.Rules.from_dict(dict(rules)), use_conf=False)
@@ -70,22 +72,24 @@ def enforcer(service: str, ours: bool) -> policy.Enforcer:
 def allowed(service: str, role: str, ours: bool, **creds: object) -> set[str]:
     """Rules that let somebody pass to what is another project's. Nova and Glance have asked `context_is_admin`
     before, and say what came of it."""
-    asked = enforcer(service, ours)
+    service_enforcer = enforcer(service, ours)
     who: dict[str, Any] = {"roles": [role], "project_id": "ours", "user_id": "us", "service_roles": [], **creds}
-    who["is_admin"] = bool("context_is_admin" in asked.rules and asked.enforce("context_is_admin", OTHERS, who))
-    return {name for name in rules_of(service) if asked.enforce(name, dict(OTHERS), dict(who))}
+    who["is_admin"] = bool(
+        "context_is_admin" in service_enforcer.rules and service_enforcer.enforce("context_is_admin", OTHERS, who)
+    )
+    return {name for name in rules_of(service) if service_enforcer.enforce(name, dict(OTHERS), dict(who))}
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_the_defaults_that_a_file_repeats_are_those_of_the_service(service: str) -> None:
-    known = {name: rule.check_str for name, rule in rules_of(service).items()}
-    assert {name: known.get(name) for name in DEFAULTS[service]} == dict(DEFAULTS[service])
+    checks_by_name = {name: rule.check_str for name, rule in rules_of(service).items()}
+    assert {name: checks_by_name.get(name) for name in DEFAULTS[service]} == dict(DEFAULTS[service])
 
 
 @pytest.mark.parametrize("service", ["nova", "glance"])
 def test_no_rule_is_left_to_who_may_only_see(service: str) -> None:
-    known = {name: rule.check_str for name, rule in rules_of(service).items()}
-    assert {name for name, check in known.items() if ADMIN in check or "is_admin:True" in check} <= set(
+    checks_by_name = {name: rule.check_str for name, rule in rules_of(service).items()}
+    assert {name for name, check in checks_by_name.items() if ADMIN in check or "is_admin:True" in check} <= set(
         policies()[service]
     )
     assert not [name for name, check in policies()[service].items() if ADMIN in check or "is_admin:" in check]
@@ -94,7 +98,7 @@ def test_no_rule_is_left_to_who_may_only_see(service: str) -> None:
 def test_rules_that_once_went_by_who_may_see_are_written_out() -> None:
     """Nova says of rules what they were called, and asked for, before."""
     old = {rule.deprecated_rule for rule in rules_of("nova").values() if rule.deprecated_rule}
-    names = {one.name for one in old if ADMIN in one.check_str} & rules_of("nova").keys()
+    names = {rule.name for rule in old if ADMIN in rule.check_str} & rules_of("nova").keys()
     assert "os_compute_api:os-migrate-server:migrate_live" in names
     assert names | {"os_compute_api:os-migrate-server:migrate"} <= policies()["nova"].keys()
 
@@ -133,10 +137,10 @@ def test_what_others_do_for_us_takes_novas_own_token() -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_rule_is_one_of_the_service_that_takes_credentials_of_a_project(service: str) -> None:
-    known = rules_of(service)
+    service_rules = rules_of(service)
     for rule in additions()[service]:
-        assert rule in known
-        assert "project" in (known[rule].scope_types or ["project"]), rule
+        assert rule in service_rules
+        assert "project" in (service_rules[rule].scope_types or ["project"]), rule
 
 
 def test_special_checks_are_of_rules_of_the_table() -> None:
@@ -144,8 +148,8 @@ def test_special_checks_are_of_rules_of_the_table() -> None:
 
 
 def test_files_are_yaml_with_these_rules() -> None:
-    found = {path: YAML(typ="safe").load(text) for path, text in policy_files().items()}
-    assert found == {f"{service}/policy.yaml": rules for service, rules in policies().items()}
+    documents = {path: YAML(typ="safe").load(text) for path, text in policy_files().items()}
+    assert documents == {f"{service}/policy.yaml": rules for service, rules in policies().items()}
 
 
 def test_access_rules_have_the_paths_that_services_see() -> None:

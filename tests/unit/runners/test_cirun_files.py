@@ -40,8 +40,10 @@ def runner(**more: str) -> CirunRunner:
     keys = {
         "name": "r", "cloud": "openstack", "instance_type": "f", "machine_image": "i", "labels": "[cirun-r]", **more,
     }  # fmt: skip
-    (found,) = read_cirun("runners:\n  - {" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}").runners
-    return found
+    (cirun_runner,) = read_cirun(
+        "runners:\n  - {" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}"
+    ).runners
+    return cirun_runner
 
 
 def lines(findings: tuple[Finding, ...] | list[Finding]) -> list[str]:
@@ -51,11 +53,11 @@ def lines(findings: tuple[Finding, ...] | list[Finding]) -> list[str]:
 def test_a_usual_file() -> None:
     file = read_cirun(GOOD)
     assert file.findings == ()
-    (one,) = file.runners
-    assert one == CirunRunner(
+    (cirun_runner,) = file.runners
+    assert cirun_runner == CirunRunner(
         "gpu-runner", "openstack", ("cirun-gpu",), (Way("gpu_large", "noble"),), (), ".cirun.yml", 2
     )
-    assert one.ours
+    assert cirun_runner.ours
 
 
 @pytest.mark.parametrize(
@@ -163,8 +165,8 @@ def test_idle_runners_of_now_within_what_the_site_gives() -> None:
     own = read(RepositoryFiles(GOOD + "    idle: {replicas: 3}\n"))
     files = {(ORGANIZATION, f"{ORGANIZATION}/{name}"): own for name in ("a", "b")}
     site = site_of(most_idle=5)
-    found = idle_runners(site, files, never, NOW)
-    assert [(one.repository, one.count, one.labels) for one in found] == [
+    idle_groups = idle_runners(site, files, never, NOW)
+    assert [(group.repository, group.count, group.labels) for group in idle_groups] == [
         (f"{ORGANIZATION}/a", 3, ("cirun-gpu",)), (f"{ORGANIZATION}/b", 2, ("cirun-gpu",)),
     ]  # fmt: skip
     guarded = Configuration(own.own, access=read_access("version: 1"))
@@ -237,25 +239,29 @@ def test_every_finding_has_its_line_its_reason_and_what_to_do(code: str) -> None
     else:
         text, line = (CASES | SITE_CASES)[code]
         files = {".cirun.yml": text}
-    found = lint_files(read_files(files), SITE if code in SITE_CASES else None)
-    assert f"{line} {code}" in lines(found), lines(found)
-    one = next(one for one in found if one.code == code)
-    assert one.severity is RULES[code].severity
-    assert len(one.reason) > 15
-    assert one.object == f"{one.payload['file']}:{line}"
+    findings = lint_files(read_files(files), SITE if code in SITE_CASES else None)
+    assert f"{line} {code}" in lines(findings), lines(findings)
+    finding = next(candidate for candidate in findings if candidate.code == code)
+    assert finding.severity is RULES[code].severity
+    assert len(finding.reason) > 15
+    assert finding.object == f"{finding.payload['file']}:{line}"
 
 
 def test_every_rule_has_its_case() -> None:
-    asked = {"permission-missing", "permission-useful", "permission-unknown"}  # in test_github_permissions.py
-    assert RULES.keys() - asked == CASES.keys() | ACCESS_CASES.keys() | SITE_CASES.keys()
+    permission_codes = {
+        "permission-missing",
+        "permission-useful",
+        "permission-unknown",
+    }  # in test_github_permissions.py
+    assert RULES.keys() - permission_codes == CASES.keys() | ACCESS_CASES.keys() | SITE_CASES.keys()
 
 
 @pytest.mark.parametrize(
     "access", [ACCESS.replace("gpu-runner", "other"), ACCESS.replace("[p]", "[q]"), ACCESS.replace("[p]", "[]"), "- no"]
 )
 def test_a_runner_that_no_policy_gives_to_anybody_is_not_called_ok(access: str) -> None:
-    found = lint_files(read_files({".cirun.yml": GOOD, ".cirun.global.yml": GOOD, ".access.yml": access}))
-    assert [one.code for one in found if one.code == "runner"] == []
+    findings = lint_files(read_files({".cirun.yml": GOOD, ".cirun.global.yml": GOOD, ".access.yml": access}))
+    assert [finding.code for finding in findings if finding.code == "runner"] == []
 
 
 def test_every_rule_is_in_the_manuals_table_as_it_is() -> None:
@@ -330,8 +336,8 @@ runners:
 def test_hostile_files_are_read_in_no_time(text: str) -> None:
     start = process_time()
     for read_it in (read_cirun, read_access):
-        found = read_it(text)
-        assert all(finding.object and finding.reason.isprintable() for finding in found.findings)
+        file = read_it(text)
+        assert all(finding.object and finding.reason.isprintable() for finding in file.findings)
     assert process_time() - start < 6
 
 
@@ -339,8 +345,8 @@ def test_hostile_files_are_read_in_no_time(text: str) -> None:
 def test_values_are_counted_before_they_are_read_whatever_ends_the_lines(end: str) -> None:
     """The ends of lines that ruamel.yaml 0.18 knows (reader.py, scanner.py)."""
     start = process_time()
-    (found,) = read_cirun(end.join(f"k{n}:" for n in range(7_900))).findings
-    assert "values, by its lines" in found.reason
+    (finding,) = read_cirun(end.join(f"k{n}:" for n in range(7_900))).findings
+    assert "values, by its lines" in finding.reason
     assert process_time() - start < 0.5
 
 

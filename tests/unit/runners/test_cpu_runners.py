@@ -41,14 +41,14 @@ def view(most: int, *things: Any, **more: Any) -> RunnerView:
     return RunnerView(site, jobs, runners, {}, {CPU: cpu_room(site, runners, {}, LATER)}, **more)
 
 
-def made(found: RunnerPlan) -> list[str]:
-    return [step.for_job.rpartition("/")[2] for step in found.steps if isinstance(step, CreateRunner)]
+def made(runner_plan: RunnerPlan) -> list[str]:
+    return [step.for_job.rpartition("/")[2] for step in runner_plan.steps if isinstance(step, CreateRunner)]
 
 
 def test_so_many_run_at_once_as_the_site_says_and_the_others_wait_with_a_time() -> None:
-    found = plan(view(2, *(cpu_job(number) for number in range(4))), LATER)
-    assert made(found) == ["0", "1"]
-    waiting = [place for place in found.queue if place.position]
+    runner_plan = plan(view(2, *(cpu_job(number) for number in range(4))), LATER)
+    assert made(runner_plan) == ["0", "1"]
+    waiting = [place for place in runner_plan.queue if place.position]
     assert [(place.pool, place.position) for place in waiting] == [(CPU, 1), (CPU, 2)]
     assert waiting[0].reason == "waiting for one of the 2 runners without GPUs that may run at once"
     assert waiting[0].start is not None
@@ -64,8 +64,8 @@ def test_a_server_that_is_being_deleted_still_has_its_place() -> None:
 def test_limits_of_gpus_do_not_hold_for_those_without() -> None:
     """Nor do these use up any."""
     v100 = job("g", spec=wanted())
-    found = plan(view(2, v100, cpu_job(1), cpu_job(2), site={"most": 1}), LATER)
-    assert made(found) == ["1", "2"]
+    runner_plan = plan(view(2, v100, cpu_job(1), cpu_job(2), site={"most": 1}), LATER)
+    assert made(runner_plan) == ["1", "2"]
 
 
 def test_repositories_take_turns_by_what_they_used_without_gpus() -> None:
@@ -94,45 +94,46 @@ def test_the_room_is_what_the_site_says_also_when_more_run() -> None:
 
 def test_the_guest_checks_no_gpu_where_there_is_none() -> None:
     text = user_data("gpuyard-cpu-5f3a9c-k8x2m9qd", "aGVsbG8=", 0, "")
-    files = {one["path"].rpartition("/")[2]: one["content"] for one in YAML(typ="safe").load(text)["write_files"]}
+    files = {file["path"].rpartition("/")[2]: file["content"] for file in YAML(typ="safe").load(text)["write_files"]}
     assert "GPUS=0\n" in files["settings"]
     assert '[ "$GPUS" = 0 ] || check_gpus' in files["runner"]
 
 
 def world(folder: Path, most: int = 2, **more: Any) -> SimulatedRunners:
-    found = SimulatedRunners(folder, runners_rules={"cpu_runners": most}, **more)
-    found.github.forge.add_repository("demo/science").files[".cirun.yml"] = CPU_CIRUN
-    hook(found)
-    return found
+    simulation = SimulatedRunners(folder, runners_rules={"cpu_runners": most}, **more)
+    simulation.github.forge.add_repository("demo/science").files[".cirun.yml"] = CPU_CIRUN
+    hook(simulation)
+    return simulation
 
 
 def test_jobs_run_without_a_lease_and_leave_nothing(tmp_path: Path) -> None:
-    one = world(tmp_path)
-    jobs = one.github.forge.push("demo/science", [JobOrder(("cirun-cpu",), 60)] * 5).jobs
+    simulation = world(tmp_path)
+    jobs = simulation.github.forge.push("demo/science", [JobOrder(("cirun-cpu",), 60)] * 5).jobs
     most = 0
     for _ in range(80):
-        one.step(15)
-        most = max(most, len(one.nova.servers))
-        assert not one.ledger.leases.current()
-    assert one.at_rest(), one.report()
+        simulation.step(15)
+        most = max(most, len(simulation.nova.servers))
+        assert not simulation.ledger.leases.current()
+    assert simulation.at_rest(), simulation.report()
     assert most == 2
-    assert {one.job(id).conclusion for id in jobs} == {"success"}, one.report()
-    ended = one.store.runners(over=True)
+    assert {simulation.job(id).conclusion for id in jobs} == {"success"}, simulation.report()
+    ended = simulation.store.runners(over=True)
     assert {(runner.choice.pool, runner.choice.gpus, runner.cause) for runner in ended} == {(CPU, 0, Cause.FINISHED)}
 
 
 def test_where_nova_has_no_room_it_is_asked_ever_more_rarely_and_the_job_waits(tmp_path: Path) -> None:
-    one = world(tmp_path, mishaps=Mishaps(no_host=1.0))
-    (id,) = one.github.forge.push("demo/science", [JobOrder(("cirun-cpu",), 60)]).jobs
-    one.until(lambda: len(one.nova.posts) == 9, hours=2)
+    simulation = world(tmp_path, mishaps=Mishaps(no_host=1.0))
+    (id,) = simulation.github.forge.push("demo/science", [JobOrder(("cirun-cpu",), 60)]).jobs
+    simulation.until(lambda: len(simulation.nova.posts) == 9, hours=2)
     gaps = [
-        (late[0] - early[0]).total_seconds() for early, late in zip(one.nova.posts, one.nova.posts[1:], strict=False)
+        (late[0] - early[0]).total_seconds()
+        for early, late in zip(simulation.nova.posts, simulation.nova.posts[1:], strict=False)
     ]
     assert gaps == sorted(gaps)
     assert gaps[-1] >= 120
-    assert one.our_job(one.job(id)).tries == 0  # type: ignore[union-attr]
-    one.mishaps.no_host = 0.0
-    one.until(lambda: one.job(id).status == "completed", hours=2)
+    assert simulation.our_job(simulation.job(id)).tries == 0  # type: ignore[union-attr]
+    simulation.mishaps.no_host = 0.0
+    simulation.until(lambda: simulation.job(id).status == "completed", hours=2)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +153,10 @@ def test_a_flavor_that_the_site_lacks_is_anothers_in_a_shared_file(
     site = runner_site(tmp_path, {"cpu_runners": most}).site
     configuration: Configuration = read(RepositoryFiles(**{file: CPU_CIRUN.replace("ci_medium", flavor)}))
     assert isinstance(configuration.own, CirunFile)
-    asked = job(1, "demo/science", labels=("cirun-cpu",), scope="github.test/demo", event="push", spec=None)
-    found = resolve(asked, site, configuration, None)  # type: ignore[arg-type]
-    assert found.ruling is ruling, found.reasons
-    assert (found.spec.choices[0].gpus == 0) if found.spec else flavor in found.reason
+    github_job = job(1, "demo/science", labels=("cirun-cpu",), scope="github.test/demo", event="push", spec=None)
+    resolution = resolve(github_job, site, configuration, None)  # type: ignore[arg-type]
+    assert resolution.ruling is ruling, resolution.reasons
+    assert (resolution.spec.choices[0].gpus == 0) if resolution.spec else flavor in resolution.reason
 
 
 def test_a_site_file_says_how_many(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def test_labels_alone_say_that_a_job_is_not_ours(labels: tuple[str, ...], url: s
     runners = site_of().runners
     assert runners is not None
     enrolment = runners.enrolments[0].model_copy(update={"url": url})
-    said = not_ours_by_labels(job("flash-raster-feedstock", *labels), runners, enrolment)
-    assert (reason in said, bool(said)) == (True, bool(reason))
+    verdict = not_ours_by_labels(job("flash-raster-feedstock", *labels), runners, enrolment)
+    assert (reason in verdict, bool(verdict)) == (True, bool(reason))
 
 
 def world_of(folder: Path, requests_an_hour: int = 100_000) -> SimulatedRunners:

@@ -96,9 +96,12 @@ def begin(github: ForgeServer, runner_id: int) -> None:
 
 
 def test_repositories(client: GitHubClient, app_client: GitHubClient, token_file: Path, github: ForgeServer) -> None:
-    for one in (client, app_client):
-        assert [found.name for found in one.repositories().repositories] == ["demo/science", "demo/art"]
-        assert one.repositories(2).repositories == ()
+    for github_client in (client, app_client):
+        assert [repository.name for repository in github_client.repositories().repositories] == [
+            "demo/science",
+            "demo/art",
+        ]
+        assert github_client.repositories(2).repositories == ()
     some = client.enrolment.model_copy(update={"repositories": ["demo/sci*"]})
     assert [repository.name for repository in quick(some).repositories().repositories] == ["demo/science"]
     own = enrolment(repository="demo/art", url=github.url, token_file=str(token_file))
@@ -129,10 +132,16 @@ def test_pull_requests(client: GitHubClient, github: ForgeServer) -> None:
         "demo/science", [], event="pull_request", actor="eve", branch="x", head_repository="eve/science",
         association="FIRST_TIME_CONTRIBUTOR",
     )  # fmt: skip
-    told = client.run("demo/science", run.id)
-    assert (told.event, told.actor, told.head_repository) == ("pull_request", "eve", "eve/science")
-    found = client.pull_requests_of("demo/science", "eve", "x")
-    assert [(one.author, one.association, one.fork) for one in found] == [("eve", "FIRST_TIME_CONTRIBUTOR", True)]
+    workflow_run = client.run("demo/science", run.id)
+    assert (workflow_run.event, workflow_run.actor, workflow_run.head_repository) == (
+        "pull_request",
+        "eve",
+        "eve/science",
+    )
+    pull_requests = client.pull_requests_of("demo/science", "eve", "x")
+    assert [(pull_request.author, pull_request.association, pull_request.fork) for pull_request in pull_requests] == [
+        ("eve", "FIRST_TIME_CONTRIBUTOR", True)
+    ]
 
 
 def test_what_cannot_be_a_repository_is_not_asked(client: GitHubClient) -> None:
@@ -150,11 +159,11 @@ def test_runners_of_an_organisation(client: GitHubClient, github: ForgeServer) -
     made = client.jit("one", ("gpu",))
     assert github.standin.forge.runners[made.id].group == 5, "the enrolment's group, by name and in any case"
     assert "encoded" not in repr(made)
-    found = client.runner_named("one")
-    assert found is not None
-    assert (found.id, found.labels, found.online, found.busy) == (made.id, ("gpu",), False, False)
-    assert client.runner(made.id) == found
-    assert client.runners() == [found]
+    registered = client.runner_named("one")
+    assert registered is not None
+    assert (registered.id, registered.labels, registered.online, registered.busy) == (made.id, ("gpu",), False, False)
+    assert client.runner(made.id) == registered
+    assert client.runners() == [registered]
     assert client.runner_named("on") is None
     assert client.delete_runner(made.id)
     assert not client.delete_runner(made.id)
@@ -212,9 +221,9 @@ def test_a_registration_whose_answer_is_lost_can_be_found(
     assert error.value.kind is GitHubTrouble.RETRY
     assert faults.counts()[fault] == 1, "it was not asked twice"
     faults.rates = FaultRates()
-    found = client.runner_named("one")
-    assert found is not None
-    assert client.delete_runner(found.id)
+    registered = client.runner_named("one")
+    assert registered is not None
+    assert client.delete_runner(registered.id)
 
 
 # Jobs
@@ -229,7 +238,7 @@ def test_jobs_as_they_go(client: GitHubClient, github: ForgeServer) -> None:
     host = github.url.partition("://")[2]
     assert first.id == f"{host}/{run.jobs[0]}"
     assert client.waiting_runs("demo/science") == [run.id]
-    waiting = {one.id: one.state for one in client.jobs_of("demo/science", run.id)}
+    waiting = {update.id: update.state for update in client.jobs_of("demo/science", run.id)}
     assert waiting[first.id] is JobState.QUEUED
     assert waiting[f"{host}/{run.jobs[1]}"] is JobState.HELD
     begin(github, client.jit("one", ("gpu",)).id)
@@ -243,9 +252,9 @@ def test_jobs_as_they_go(client: GitHubClient, github: ForgeServer) -> None:
 def test_a_run_is_cancelled(client: GitHubClient, github: ForgeServer) -> None:
     run = github.standin.forge.push("demo/science", [JobOrder(("gpu",))])
     client.cancel_run("demo/science", run.id)
-    found = client.job("demo/science", run.jobs[0])
-    assert found is not None
-    assert (found.state, found.conclusion) == (JobState.COMPLETED, "cancelled")
+    update = client.job("demo/science", run.jobs[0])
+    assert update is not None
+    assert (update.state, update.conclusion) == (JobState.COMPLETED, "cancelled")
     with pytest.raises(GitHubError) as error:
         client.cancel_run("demo/science", run.id)
     assert error.value.kind is GitHubTrouble.CONFLICT
@@ -254,8 +263,8 @@ def test_a_run_is_cancelled(client: GitHubClient, github: ForgeServer) -> None:
 def test_a_status_at_a_commit(client: GitHubClient, github: ForgeServer) -> None:
     sha = "a" * 40
     client.set_status("demo/science", sha, "pending", "x" * 500, "gpuyard", "https://example.org/jobs/1")
-    told = github.standin.forge.repositories["demo/science"].statuses[sha]
-    assert [(one["state"], len(str(one["description"]))) for one in told] == [("pending", 140)]
+    statuses = github.standin.forge.repositories["demo/science"].statuses[sha]
+    assert [(status["state"], len(str(status["description"]))) for status in statuses] == [("pending", 140)]
 
 
 # Webhooks
@@ -265,18 +274,18 @@ def test_a_status_at_a_commit(client: GitHubClient, github: ForgeServer) -> None
 def test_deliveries_that_failed_are_sent_again(
     client: GitHubClient, app_client: GitHubClient, github: ForgeServer, scope: str
 ) -> None:
-    one = app_client if scope == "app" else client
+    hook_client = app_client if scope == "app" else client
     forge = github.standin.forge
     forge.add_hook(scope, "http://127.0.0.1:1/nobody", "secret")
     forge.push("demo/science", [JobOrder(("gpu",))])
-    hooks = one.hooks()
+    hooks = hook_client.hooks()
     assert [hook.path.endswith("/deliveries") for hook in hooks] == [True]
-    found = until(lambda: one.deliveries(hooks[0]).attempts)
-    seen = [(each.event, each.action, each.ok, each.redelivery) for each in found]
-    assert seen == [("workflow_job", "queued", False, False)]
-    one.redeliver(hooks[0], found[0].id)
-    again = until(lambda: [each for each in one.deliveries(hooks[0]).attempts if each.redelivery])
-    assert again[0].guid == found[0].guid
+    attempts = until(lambda: hook_client.deliveries(hooks[0]).attempts)
+    outcomes = [(each.event, each.action, each.ok, each.redelivery) for each in attempts]
+    assert outcomes == [("workflow_job", "queued", False, False)]
+    hook_client.redeliver(hooks[0], attempts[0].id)
+    again = until(lambda: [each for each in hook_client.deliveries(hooks[0]).attempts if each.redelivery])
+    assert again[0].guid == attempts[0].guid
 
 
 def test_an_app_is_who_it_is(client: GitHubClient, app_client: GitHubClient, github: ForgeServer) -> None:
@@ -386,9 +395,9 @@ def test_a_job_by_long_poll(sets: ScaleSetClient, github: ForgeServer) -> None:
 def test_runners_of_a_scale_set(sets: ScaleSetClient) -> None:
     made = sets.ensure("gpuyard-v100", "Default")
     runner = sets.jit(made.id, "one")
-    found = sets.runner_named("one")
-    assert found is not None
-    assert (found.id, found.scale_set) == (runner.id, made.id)
+    registered = sets.runner_named("one")
+    assert registered is not None
+    assert (registered.id, registered.scale_set) == (runner.id, made.id)
     assert sets.runner_named("on") is None
     with pytest.raises(GitHubError) as error:
         sets.jit(made.id, "one")
@@ -464,10 +473,10 @@ def next_message(session: SetSession, last: int, capacity: int) -> SetMessage:
     return until(lambda: session.poll(last, capacity))
 
 
-def until(wanted: Callable[[], T | None]) -> T:
+def until(condition: Callable[[], T | None]) -> T:
     """The first that is something."""
     deadline = time.monotonic() + 20
-    while not (found := wanted()):
+    while not (value := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return found
+    return value

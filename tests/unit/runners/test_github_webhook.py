@@ -53,7 +53,7 @@ def kept(portal: RunnerPortal) -> list[tuple[str, str]]:
 
 def test_what_is_answered_is_in_the_database(tmp_path: Path) -> None:
     calls: list[None] = []
-    portal = runner_portal(tmp_path, kept=lambda: calls.append(None))
+    portal = runner_portal(tmp_path, wake=lambda: calls.append(None))
     answer = client(portal).post(HOOK, content=BODY, headers=signed(BODY, guid="guid-1"))
     assert (answer.status_code, answer.text, len(calls)) == (202, "kept\n", 1)
     (delivery,) = portal.runners.deliveries(NOON)
@@ -206,9 +206,9 @@ def written_together(count: int, write: Callable[[Sequence[int]], None], most: i
 
     async def run() -> list[BaseException | None]:
         commits = GroupCommit(write)
-        found = await asyncio.gather(*(commits.add(one) for one in range(count)), return_exceptions=True)
+        outcomes = await asyncio.gather(*(commits.add(number) for number in range(count)), return_exceptions=True)
         assert commits.waiting == 0
-        return found
+        return outcomes
 
     return asyncio.run(run())
 
@@ -217,7 +217,7 @@ def test_what_comes_during_a_write_shares_the_next_one(monkeypatch: pytest.Monke
     monkeypatch.setattr(group_commit, "MOST", 40)
     batches: list[Sequence[int]] = []
     assert written_together(100, batches.append) == [None] * 100
-    assert [one for batch in batches for one in batch] == list(range(100)), "in order, each once"
+    assert [number for batch in batches for number in batch] == list(range(100)), "in order, each once"
     assert [len(batch) for batch in batches] == [40, 40, 20]
 
 
@@ -228,8 +228,8 @@ def test_a_write_that_fails_is_told_to_all_who_were_in_it(monkeypatch: pytest.Mo
         if 2 in batch:
             raise StoreError("no")
 
-    found = written_together(6, write)
-    assert [isinstance(one, StoreError) for one in found] == [False, False, True, True, False, False]
+    outcomes = written_together(6, write)
+    assert [isinstance(outcome, StoreError) for outcome in outcomes] == [False, False, True, True, False, False]
 
 
 def test_who_goes_away_keeps_back_nobody() -> None:
@@ -243,7 +243,7 @@ def test_who_goes_away_keeps_back_nobody() -> None:
         await stays
 
     asyncio.run(run())
-    assert [one for batch in batches for one in batch] == [1, 2]
+    assert [number for batch in batches for number in batch] == [1, 2]
 
 
 # Secrets.
@@ -270,8 +270,8 @@ def test_a_secret_can_be_replaced_while_it_runs(tmp_path: Path, caplog: pytest.L
     path.write_text("# none\n")
     time[0] += LOOK_EVERY
     assert secrets() == {"acme": ()}
-    told = [record.getMessage().replace(str(path), "FILE") for record in caplog.records]
-    assert told == [
+    messages = [record.getMessage().replace(str(path), "FILE") for record in caplog.records]
+    assert messages == [
         "acme: FILE with the secrets of its webhook cannot be read: No such file or directory",
         "acme: FILE with the secrets of its webhook cannot be read: it is not text",
         "acme: FILE has no secret in it; its webhooks are refused",

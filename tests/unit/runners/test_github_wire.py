@@ -53,8 +53,8 @@ class Time:
 
 @pytest.fixture
 def server() -> Iterator[ScriptedHttp]:
-    with scripted_http() as found:
-        yield found
+    with scripted_http() as http:
+        yield http
 
 
 @pytest.fixture
@@ -67,9 +67,9 @@ def client(server: ScriptedHttp, time_: Time, tmp_path: Path) -> Iterator[GitHub
     path = tmp_path / "token"
     path.write_text(SECRET)
     enrolled = Enrolment.model_validate({"organization": "o", "url": server.url, "token_file": str(path)})
-    found = GitHubClient(enrolled, RestApi(enrolled, now=time_.now, clock=time_.clock, sleep=time_.sleep))
-    yield found
-    found.close()
+    github_client = GitHubClient(enrolled, RestApi(enrolled, now=time_.now, clock=time_.clock, sleep=time_.sleep))
+    yield github_client
+    github_client.close()
 
 
 def fails(call: Callable[[], object]) -> GitHubError:
@@ -144,9 +144,9 @@ def test_a_repository_that_has_moved_is_followed(client: GitHubClient, server: S
     moved = ScriptedAnswer(301, headers={"location": f"{server.url}/api/v3/repositories/5/actions/jobs/7"})
     server.on("GET", "/api/v3/repos/o/old/actions/jobs/7", moved)
     server.on("GET", "/api/v3/repositories/5/actions/jobs/7", ScriptedAnswer(200, {"id": 7, "status": "queued"}))
-    found = client.job("o/old", 7)
-    assert found is not None
-    assert found.repository == "o/old", "by the name that we know"
+    update = client.job("o/old", 7)
+    assert update is not None
+    assert update.repository == "o/old", "by the name that we know"
     server.on("GET", "/api/v3/repositories/5/actions/jobs/7", moved)
     assert "one redirect follows the other" in str(fails(lambda: client.job("o/old", 7)))
 
@@ -277,8 +277,8 @@ def test_a_proxy_is_used_where_the_environment_has_one(server: ScriptedHttp, mon
     monkeypatch.setenv("http_proxy", server.url.replace("//", "//me:secret@"))
     wire = HttpClient()
     assert wire.exchange("GET", "http://github.invalid/x", {}).status == 200
-    asked = server.asked[0].headers
-    assert (asked["host"], asked["proxy-authorization"]) == ("github.invalid", "Basic bWU6c2VjcmV0")
+    headers = server.asked[0].headers
+    assert (headers["host"], headers["proxy-authorization"]) == ("github.invalid", "Basic bWU6c2VjcmV0")
     monkeypatch.setenv("no_proxy", "github.invalid")
     with pytest.raises(HttpClientError, match="cannot be resolved"):
         wire.exchange("GET", "http://github.invalid/x", {})
@@ -289,7 +289,7 @@ def test_a_proxy_that_lets_nobody_through(server: ScriptedHttp) -> None:
     with pytest.raises(HttpClientError, match="proxy") as error:
         HttpClient({"https": server.url}).exchange("POST", "https://github.invalid/x", {"authorization": SECRET})
     assert not error.value.sent
-    assert not any("authorization" in one.headers for one in server.asked)
+    assert not any("authorization" in request.headers for request in server.asked)
 
 
 # Bounds
@@ -328,8 +328,8 @@ def test_a_file_that_is_too_large_or_no_text(client: GitHubClient, server: Scrip
 def test_an_answer_that_trickles_is_cut_in_time(server: ScriptedHttp) -> None:
     def trickle(connection: socket.socket) -> None:
         try:
-            for one in b"HTTP/1.1 200 OK\r\nx: " + b"y" * 1000:
-                connection.sendall(bytes([one]))
+            for byte in b"HTTP/1.1 200 OK\r\nx: " + b"y" * 1000:
+                connection.sendall(bytes([byte]))
                 time.sleep(0.02)
         except OSError:
             pass
@@ -349,8 +349,8 @@ def test_silence_is_cut_in_time(server: ScriptedHttp) -> None:
 
 
 def test_pages_end(client: GitHubClient, server: ScriptedHttp, time_: Time) -> None:
-    def page(asked: Asked) -> ScriptedAnswer:
-        number = int(asked.query.get("page", "1"))
+    def page(request: Asked) -> ScriptedAnswer:
+        number = int(request.query.get("page", "1"))
         link = f'<{server.url}{RUNNERS}?per_page=100&page={number + 1}>; rel="next"'
         return ScriptedAnswer(200, {"runners": [{"id": number, "name": "x"}]}, {"link": link})
 
@@ -408,13 +408,15 @@ def test_a_limit_is_kept_by_all_calls(
 
 def test_what_github_says_of_its_limit(client: GitHubClient, server: ScriptedHttp, time_: Time) -> None:
     reset = int(NOW.timestamp()) + 1200
-    told = {"x-ratelimit-limit": "5000", "x-ratelimit-remaining": "1", "x-ratelimit-reset": str(reset)}
+    limit_headers = {"x-ratelimit-limit": "5000", "x-ratelimit-remaining": "1", "x-ratelimit-reset": str(reset)}
     date = {"date": NOW.strftime("%a, %d %b %Y %H:%M:%S GMT")}
-    server.on("GET", RUNNERS, ScriptedAnswer(200, {"runners": []}, told | date))
+    server.on("GET", RUNNERS, ScriptedAnswer(200, {"runners": []}, limit_headers | date))
     client.runners()
     usage = client.usage()
     assert (usage.limit, usage.remaining, usage.reset, usage.calls) == (5000, 1, NOW + timedelta(seconds=1200), 1)
-    server.on("GET", RUNNERS, ScriptedAnswer(200, {"runners": []}, told | date | {"x-ratelimit-remaining": "0"}))
+    server.on(
+        "GET", RUNNERS, ScriptedAnswer(200, {"runners": []}, limit_headers | date | {"x-ratelimit-remaining": "0"})
+    )
     client.runners()
     assert fails(client.runners).retry_at == NOW + timedelta(seconds=1200)
 
@@ -484,12 +486,12 @@ def test_who_does_not_answer_is_left_alone_for_a_while(client: GitHubClient, ser
     server.on("GET", RUNNERS, ScriptedAnswer(503))
     for _ in range(2):
         fails(client.runners)
-    asked = len(server.asked)
+    request_count = len(server.asked)
     for _ in range(20):
         error = fails(client.runners)
         assert error.kind is GitHubTrouble.RETRY
         assert error.retry_at is not None
-    assert len(server.asked) == asked
+    assert len(server.asked) == request_count
     time_.passed += 20
     server.on("GET", RUNNERS, OK)
     assert client.runners() == []
@@ -529,7 +531,7 @@ def facts(server: ScriptedHttp, token: str) -> dict[str, Any]:
 
 def test_the_words_of_the_protocol(session: SetSession, server: ScriptedHttp) -> None:
     """As github.com/actions/scaleset sends them."""
-    registration = next(one for one in server.asked if one.path.endswith("runner-registration"))
+    registration = next(request for request in server.asked if request.path.endswith("runner-registration"))
     assert registration.headers["authorization"] == "RemoteAuth RT"
     assert registration.json == {"url": f"{server.url}/o", "runner_event": "register"}
     opened = server.asked[-1]
@@ -563,7 +565,7 @@ def test_a_renewed_session_goes_on(session: SetSession, server: ScriptedHttp) ->
 
 
 def held(release: threading.Event) -> Script:
-    def hold(asked: Asked) -> ScriptedAnswer:
+    def hold(request: Asked) -> ScriptedAnswer:
         release.wait(20)
         return ScriptedAnswer(202)
 
@@ -574,13 +576,13 @@ def held(release: threading.Event) -> Script:
 def test_a_poll_is_called_off(session: SetSession, client: GitHubClient, server: ScriptedHttp, how: str) -> None:
     release = threading.Event()
     server.on("GET", QUEUE, held(release))
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def poll() -> None:
         try:
             session.poll(1, 1)
         except (GitHubError, PollEndedError) as error:
-            found.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=poll)
     thread.start()
@@ -591,7 +593,7 @@ def test_a_poll_is_called_off(session: SetSession, client: GitHubClient, server:
     thread.join(10)
     release.set()
     assert time.monotonic() - began < 5
-    assert isinstance(found[0], PollEndedError if how == "session" else GitHubError)
+    assert isinstance(errors[0], PollEndedError if how == "session" else GitHubError)
     if how == "session":
         with pytest.raises(PollEndedError):
             session.poll(1, 1)
@@ -684,7 +686,7 @@ def test_a_scale_set_whose_making_was_not_answered(
     server.on("POST", SERVICE, bytes_(b""))
     assert ScaleSetClient(client).ensure("gpu", "Default").id == 7
     assert server.count("POST", SERVICE) == 1
-    made = next(one for one in server.asked if (one.method, one.path) == ("POST", SERVICE))
+    made = next(request for request in server.asked if (request.method, request.path) == ("POST", SERVICE))
     assert made.json == {
         "name": "gpu",
         "runnerGroupId": 1,
@@ -705,9 +707,9 @@ def message(notices: Any, kind: str = "RunnerScaleSetJobMessages") -> bytes:
 
 def test_what_is_unknown_in_a_message_is_left_out() -> None:
     good = {"messageType": "JobAssigned", "runnerRequestId": 5, "ownerName": "o", "repositoryName": "r", "new": {}}
-    found = read_message(message([good, {"messageType": "JobDanced"}, 5, None, good | {"runnerRequestId": None}]))
-    assert [(notice.request, notice.repository) for notice in found.notices] == [(5, "o/r")]
-    assert found.statistics.assigned == 3
+    set_message = read_message(message([good, {"messageType": "JobDanced"}, 5, None, good | {"runnerRequestId": None}]))
+    assert [(notice.request, notice.repository) for notice in set_message.notices] == [(5, "o/r")]
+    assert set_message.statistics.assigned == 3
     assert read_message(message([good], kind="Something new")).notices == ()
     assert read_message(message("")).notices == ()
 

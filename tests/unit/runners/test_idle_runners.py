@@ -43,11 +43,11 @@ def cancelled_unheard(folder: Path) -> SimulatedRunners:
 
 def test_a_job_for_which_a_runner_idles_is_asked_for_after_a_minute(tmp_path: Path) -> None:
     world = cancelled_unheard(tmp_path)
-    online, asked = world.clock(), timedelta(minutes=1, seconds=30)
+    online, limit = world.clock(), timedelta(minutes=1, seconds=30)
     world.until(lambda: not world.store.jobs())
-    assert world.clock() - online <= asked
+    assert world.clock() - online <= limit
     world.until(lambda: not world.ledger.leases.current())
-    assert world.clock() - online <= asked + SPARE + timedelta(seconds=20)
+    assert world.clock() - online <= limit + SPARE + timedelta(seconds=20)
 
 
 def test_a_job_that_github_still_has_is_asked_for_again_and_loses_nothing(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def lease(lane: int, start: int, end: int, runner: str = "") -> Leased:
 )
 def test_idle_times(lanes: list[int], leases: list[Leased], jobs: list[Worked], idle: list[float]) -> None:
     slots = [Lane(id, "t4", "gpu-1", (f"0000:{id:02x}:00.0",)) for id in lanes]
-    assert sorted(one.seconds for one in idle_times("t4", slots, leases, jobs)) == idle
+    assert sorted(idle_time.seconds for idle_time in idle_times("t4", slots, leases, jobs)) == idle
 
 
 def test_parts() -> None:

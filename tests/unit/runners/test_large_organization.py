@@ -92,8 +92,8 @@ class Organization:
     def add_others(self, count: int) -> None:
         repositories = self.standin.forge.repositories
         for number in range(count):
-            one = ForgeRepository(self.standin.forge.next_id("repository"), ORG, f"r{number:05}")
-            repositories[one.full_name] = one
+            repository = ForgeRepository(self.standin.forge.next_id("repository"), ORG, f"r{number:05}")
+            repositories[repository.full_name] = repository
 
     def send(self, count: int, apart: timedelta, lost: Callable[[int], bool]) -> None:
         """Deliveries of the organisation's webhook, the last one now; `lost` says by the number of each, counted back
@@ -102,18 +102,18 @@ class Organization:
         hook = forge.add_hook(ORG, "https://portal.test", "secret")
         for back in reversed(range(count)):
             at = self.clock() - back * apart
-            one = HookSending(
+            sending = HookSending(
                 forge.next_id("sending"), hook.id, f"g{back}", "workflow_job", actions[back % 3], b"{}", at, sent=at,
                 status_code=0 if lost(back) else 202,
             )  # fmt: skip
-            forge.sendings[one.id] = one
+            forge.sendings[sending.id] = sending
 
     def asked_again(self) -> list[str]:
         return [sending.guid for sending in self.standin.forge.sendings.values() if sending.redelivery]
 
     def deliver(self, status: int = 202) -> None:
-        for _, one in self.standin.hooks.take_due():
-            self.standin.hooks.answered(one, status)
+        for _, sending in self.standin.hooks.take_due():
+            self.standin.hooks.answered(sending, status)
 
 
 JOB = JobOrder(("cirun-gpu",), 60)
@@ -151,9 +151,9 @@ def test_all_of_25000_repositories_are_asked_in_turn(organization: Organization)
         run(organization, search)
     run(organization, search, 300)
     run(organization, organization.search(), 300)
-    seen = [name for name in organization.visited if name != f"{ORG}/last"]
-    assert len(seen) > 500
-    again = [name for name, times in Counter(seen).items() if times > 1]
+    visited = [name for name in organization.visited if name != f"{ORG}/last"]
+    assert len(visited) > 500
+    again = [name for name, times in Counter(visited).items() if times > 1]
     assert len(again) < 100, "after a restart it goes on where it was, but for the page that it was in"
     organization.found.clear()
     organization.store.set_value(f"listed/{ORG_SCOPE}", "251")
@@ -195,8 +195,8 @@ def test_thousands_of_pushes_after_a_gap_are_all_asked_about(
     monkeypatch.setattr(organization.client, "repositories", lambda page: RepositoryPage(()))
     organization.add_others(2_500)
     repositories = list(organization.standin.forge.repositories.values())
-    for number, one in enumerate(repositories):
-        one.pushed = organization.clock() - SETTLED - number * timedelta(seconds=7)
+    for number, repository in enumerate(repositories):
+        repository.pushed = organization.clock() - SETTLED - number * timedelta(seconds=7)
     search = organization.search()
     key, runs = f"pushed/{ORG_SCOPE}", 0
     while runs == 0 or PushProgress.of(organization.store.value(key)).mark is not None:
@@ -208,10 +208,10 @@ def test_thousands_of_pushes_after_a_gap_are_all_asked_about(
             new = organization.standin.forge.add_repository(f"{ORG}/new-{runs}-{number}")
             new.pushed = organization.clock()
         runs += 1
-    asked = Counter(organization.visited)
-    assert {*asked} == {repository.full_name for repository in repositories}
+    visits = Counter(organization.visited)
+    assert {*visits} == {repository.full_name for repository in repositories}
     assert 10 <= runs <= 13
-    assert asked.total() <= 2_500 + 100 + 25, "once, but for the page of the restart, and the last one of each page"
+    assert visits.total() <= 2_500 + 100 + 25, "once, but for the page of the restart, and the last one of each page"
 
 
 def test_pushes_of_more_than_a_day_ago_are_not_asked_about(
@@ -220,8 +220,8 @@ def test_pushes_of_more_than_a_day_ago_are_not_asked_about(
     monkeypatch.setattr(organization.client, "repositories", lambda page: RepositoryPage(()))
     organization.add_others(300)
     now = organization.clock()
-    for number, one in enumerate(organization.standin.forge.repositories.values()):
-        one.pushed = now - timedelta(minutes=10 * number)
+    for number, repository in enumerate(organization.standin.forge.repositories.values()):
+        repository.pushed = now - timedelta(minutes=10 * number)
     organization.store.set_value(f"pushed/{ORG_SCOPE}", (now - timedelta(days=9)).isoformat())
     run(organization, organization.search(), 1_000)
     assert PushProgress.of(organization.store.value(f"pushed/{ORG_SCOPE}")) == PushProgress(now - SETTLED)
@@ -281,9 +281,9 @@ def test_a_week_of_deliveries_takes_the_calls_of_a_day(organization: Organizatio
     organization.send(20_160, timedelta(seconds=30), lambda back: back > 0)
     organization.store.set_value(f"redelivered/{ORG_SCOPE}", (organization.clock() - timedelta(days=9)).isoformat())
     work_off(organization, 60)
-    asked = [int(guid[1:]) for guid in organization.asked_again()]
-    assert max(asked) <= FARTHEST / timedelta(seconds=30)
-    assert len(asked) >= 0.9 * FARTHEST / timedelta(seconds=90)
+    redelivered = [int(guid[1:]) for guid in organization.asked_again()]
+    assert max(redelivered) <= FARTHEST / timedelta(seconds=30)
+    assert len(redelivered) >= 0.9 * FARTHEST / timedelta(seconds=90)
 
 
 def test_while_we_cannot_be_reached_one_delivery_is_tried(organization: Organization) -> None:
@@ -316,8 +316,8 @@ def test_what_was_stored_is_read_whatever_it_is(text: str) -> None:
 
 def test_progress_is_read_as_it_was_written() -> None:
     now = Clock()()
-    for one in (SearchProgress(), SearchProgress(now), SearchProgress(now, "v1_5", now - PERIOD)):
-        assert SearchProgress.of(one.text()) == one
+    for progress in (SearchProgress(), SearchProgress(now), SearchProgress(now, "v1_5", now - PERIOD)):
+        assert SearchProgress.of(progress.text()) == progress
     assert SearchProgress.of(now.isoformat()) == SearchProgress(now), "as older versions wrote it"
     for pushes in (PushProgress(), PushProgress(now), PushProgress(now, now + PERIOD, now + PERIOD / 2, 17)):
         assert PushProgress.of(pushes.text()) == pushes

@@ -110,10 +110,10 @@ def test_a_write_during_a_read_is_read_again(store: Counted) -> None:
     read = store.runners
 
     def meanwhile(*args: object, **keywords: object) -> object:
-        found = read()
+        runners = read()
         store.runners = read  # type: ignore[method-assign]
         store.put([], [runner("second")])
-        return found
+        return runners
 
     store.runners = meanwhile  # type: ignore[assignment,method-assign]
     assert len(live.records().runners) == 1

@@ -47,7 +47,7 @@ from tests.support.sysfs import V100, Sysfs, epyc
 POOL = "v100"
 SINGLE, PAIR = ServerChoice(POOL, "gpu_tiny", "tiny", 1), ServerChoice(POOL, "gpu_pair", "tiny", 2, same_group=True)
 TWO = ServerChoice(POOL, "gpu_two", "tiny", 2)
-WISHES = {(one.gpus, one.same_group): one for one in (SINGLE, PAIR, TWO)}
+WISHES = {(choice.gpus, choice.same_group): choice for choice in (SINGLE, PAIR, TWO)}
 SETS: dict[str, Any] = {
     "sets": {
         "gpuyard-v100": {"flavors": ["gpu_tiny"], "images": ["tiny"]},
@@ -80,7 +80,7 @@ class AnyNova:
 
     def create(self, server: str, flavor: str, choice: int) -> bool:
         """False: no valid host."""
-        (specs,) = (one.extra_specs for one in self.compiled.flavors if one.name == flavor)
+        (specs,) = (site_flavor.extra_specs for site_flavor in self.compiled.flavors if site_flavor.name == flavor)
         needs = [self.aliases[name] for name, count in asked_devices(specs).items() for _ in range(count)]
         busy = {gpu for gpus in self.taken.values() for gpu in gpus} | {*self.reserved()}
         candidates = []
@@ -96,7 +96,7 @@ class AnyNova:
 
 def _fits(need: Mapping[str, str], device: Mapping[str, str]) -> bool:
     """The set of one letter is in one group of a host, which Placement has by the trait."""
-    traits = {one for one in need.get("traits", "").split(",") if one}
+    traits = {trait for trait in need.get("traits", "").split(",") if trait}
     return need["resource_class"] == device["resource_class"] and traits <= {*device.get("traits", "").split(",")}
 
 
@@ -161,7 +161,10 @@ class Race:
     def see(self) -> None:
         """The loop of bookings looks."""
         lane_of = {(lane.host, gpu): lane.id for lane in self.ledger.lanes(POOL) for gpu in lane.addresses}
-        claims = {one.id: tuple(sorted({lane_of[gpu] for gpu in self.nova.taken[one.server]})) for one in self.running}
+        claims = {
+            booking.id: tuple(sorted({lane_of[gpu] for gpu in self.nova.taken[booking.server]}))
+            for booking in self.running
+        }
         self.ledger.upkeep.record_claims(claims)
         others = {lane_of[gpu] for server, gpus in self.nova.taken.items() if server[0] == "p" for gpu in gpus}
         self.ledger.leases.tell(POOL, "", others)
@@ -233,10 +236,12 @@ def site_of(folder: Path, **hosts: Sysfs) -> CompiledSite:
     folder.mkdir()
     (folder / "token").write_text(TOKEN)
     (folder / "token").chmod(0o600)
-    sets = {one.flavor: {"flavors": [one.flavor], "images": ["tiny"]} for one in WISHES.values()}
+    sets = {choice.flavor: {"flavors": [choice.flavor], "images": ["tiny"]} for choice in WISHES.values()}
     enrolment = {"organization": "demo", "url": "https://github.test", "token_file": "token"}
     document = {
-        "flavors": {one.flavor: flavor(gpus={POOL: one.gpus}, same_group=one.same_group) for one in WISHES.values()},
+        "flavors": {
+            choice.flavor: flavor(gpus={POOL: choice.gpus}, same_group=choice.same_group) for choice in WISHES.values()
+        },
         "images": {"tiny": {"properties": {"hw_machine_type": "q35"}}},
         "booking": {},
         "runners": {"project": "github-runners", "network": "none", "enrolments": [enrolment], "sets": sets},
@@ -284,7 +289,7 @@ def test_a_pair_lost_to_a_single_where_all_gpus_are_in_groups(tmp_path: Path) ->
             for choice in (PAIR, SINGLE):
                 race.lease(choice)
             (lane,) = race.waiting[0].lanes
-            (leader,) = (one.addresses[0] for one in ledger.lanes(POOL) if one.id == lane)
+            (leader,) = (ledger_lane.addresses[0] for ledger_lane in ledger.lanes(POOL) if ledger_lane.id == lane)
             race.post(1, ["0000:41:00.0", "0000:51:00.0"].index(leader))
             race.post(0, 0)
             assert len(race.lost) == many
@@ -337,7 +342,7 @@ def test_only_who_wants_several_of_one_host_from_anywhere_may_find_none(
             getattr(race, name)(*words)
         while race.waiting:
             race.post(0, 3)
-        assert [one for one in race.lost if not one.startswith("gpu_two-")] == []
+        assert [flavor_name for flavor_name in race.lost if not flavor_name.startswith("gpu_two-")] == []
     finally:
         race.clear()
 
@@ -368,31 +373,31 @@ def test_no_pair_loses_its_group_to_anybody(ground: Ground, steps: list[tuple[An
             getattr(race, name)(*words)
         while race.waiting:
             race.post(0, 3)
-        assert [one for one in race.lost if one.startswith("gpu_pair")] == []
+        assert [flavor_name for flavor_name in race.lost if flavor_name.startswith("gpu_pair")] == []
     finally:
         race.clear()
 
 
 def test_runners_of_several_gpus_have_a_flavor_for_each_choice_of_kinds_that_a_host_has(tmp_path: Path) -> None:
     made = site_of(tmp_path / "site", gpu=epyc(), other=machine(b41=2, b51=1))
-    found = {flavor.name: flavor for flavor in made.flavors if flavor.variant_of == "gpu_two"}
-    devices = {name: asked_devices(one.extra_specs) for name, one in found.items()}
+    variants = {flavor.name: flavor for flavor in made.flavors if flavor.variant_of == "gpu_two"}
+    devices = {name: asked_devices(variant.extra_specs) for name, variant in variants.items()}
     assert devices == {
         "gpu_two-lone": {"v100-lone": 2},
         "gpu_two-lone-set-a": {"v100-lone": 1, "v100-set-a": 1},
         "gpu_two-lone-set-b": {"v100-lone": 1, "v100-set-b": 1},
         "gpu_two-set-a-set-b": {"v100-set-a": 1, "v100-set-b": 1},
     }
-    assert {one.extra_specs["resources:CUSTOM_GPU_V100_COUNT"] for one in found.values()} == {"2"}
-    assert not any(one.public for one in found.values())
+    assert {variant.extra_specs["resources:CUSTOM_GPU_V100_COUNT"] for variant in variants.values()} == {"2"}
+    assert not any(variant.public for variant in variants.values())
 
 
 def test_a_flavor_has_no_more_variants_than_anybody_can_look_over(tmp_path: Path) -> None:
     many = {f"b{0x41 + number:02x}": 2 for number in range(16)}
     made = site_of(tmp_path / "site", gpu=machine(**many, b11=1, b12=1))
-    found = [flavor.name for flavor in made.flavors if flavor.variant_of == "gpu_two"]
-    assert len(found) == MOST_VARIANTS
-    assert found[:2] == ["gpu_two-lone", "gpu_two-lone-set-a"], "those that leave most groups whole"
+    variant_names = [flavor.name for flavor in made.flavors if flavor.variant_of == "gpu_two"]
+    assert len(variant_names) == MOST_VARIANTS
+    assert variant_names[:2] == ["gpu_two-lone", "gpu_two-lone-set-a"], "those that leave most groups whole"
 
 
 def test_runners_of_one_gpu_have_a_flavor_for_each_kind_of_slot(compiled: CompiledSite) -> None:
@@ -402,11 +407,11 @@ def test_runners_of_one_gpu_have_a_flavor_for_each_kind_of_slot(compiled: Compil
     assert sorted(made) == ["gpu_tiny-lone", "gpu_tiny-set-a", "gpu_tiny-set-b"]
     assert asked_devices(made["gpu_tiny-lone"].extra_specs) == {"v100-lone": 1}
     assert asked_devices(made["gpu_tiny-set-b"].extra_specs) == {"v100-set-b": 1}
-    for one in made.values():
-        assert not one.public
-        assert one.projects == {"github-runners"}
-        assert (one.vcpus, one.ram, one.disk) == (plain.vcpus, plain.ram, plain.disk)
-        assert one.extra_specs["resources:CUSTOM_GPU_V100_COUNT"] == "1"
+    for variant in made.values():
+        assert not variant.public
+        assert variant.projects == {"github-runners"}
+        assert (variant.vcpus, variant.ram, variant.disk) == (plain.vcpus, plain.ram, plain.disk)
+        assert variant.extra_specs["resources:CUSTOM_GPU_V100_COUNT"] == "1"
 
 
 def test_a_flavor_that_nova_refuses_is_followed_by_the_plain_one(tmp_path: Path) -> None:
@@ -415,10 +420,10 @@ def test_a_flavor_that_nova_refuses_is_followed_by_the_plain_one(tmp_path: Path)
     world = SimulatedRunners(tmp_path, in_slots=True)
     world.github.forge.add_repository("demo/science")
     world.until(lambda: bool(world.github.forge.sets))
-    create, asked = world.nova.create, []
+    create, flavor_names = world.nova.create, []
 
     def refuse(wish: ServerWish) -> str:
-        asked.append(wish.flavor)
+        flavor_names.append(wish.flavor)
         if wish.flavor != "gpu_tiny":
             raise ServerError("400 PCI alias v100-lone is not defined", 400, ServerProblem.REFUSED)
         return create(wish)
@@ -426,7 +431,7 @@ def test_a_flavor_that_nova_refuses_is_followed_by_the_plain_one(tmp_path: Path)
     world.nova.create = refuse  # type: ignore[method-assign]
     world.github.forge.push("demo/science", [JobOrder(("gpuyard-v100",), 10, "success")])
     world.until(lambda: bool(world.nova.posts))
-    assert asked == ["gpu_tiny-lone", "gpu_tiny"]
+    assert flavor_names == ["gpu_tiny-lone", "gpu_tiny"]
     world.until(world.at_rest)
 
 

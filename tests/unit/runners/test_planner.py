@@ -39,16 +39,16 @@ def view(
     return RunnerView(site or site_runners(), jobs, runners, leases, room(FREE) if rooms is None else rooms, **more)
 
 
-def made(found: RunnerPlan) -> list[str]:
-    return [step.for_job.rpartition("/")[2] for step in found.steps if isinstance(step, CreateRunner)]
+def made(runner_plan: RunnerPlan) -> list[str]:
+    return [step.for_job.rpartition("/")[2] for step in runner_plan.steps if isinstance(step, CreateRunner)]
 
 
-def deleted(found: RunnerPlan) -> list[str]:
-    return [step.runner for step in found.steps if isinstance(step, DeleteRunner)]
+def deleted(runner_plan: RunnerPlan) -> list[str]:
+    return [step.runner for step in runner_plan.steps if isinstance(step, DeleteRunner)]
 
 
-def reasons(found: RunnerPlan) -> dict[str, str]:
-    return {place.job.rpartition("/")[2]: place.reason for place in found.queue}
+def reasons(runner_plan: RunnerPlan) -> dict[str, str]:
+    return {place.job.rpartition("/")[2]: place.reason for place in runner_plan.queue}
 
 
 def busy(name: str, number: int | str, **values: Any) -> Runner:
@@ -59,16 +59,16 @@ def busy(name: str, number: int | str, **values: Any) -> Runner:
 def test_a_stolen_runner_is_replaced() -> None:
     """GitHub gave job 1's runner to job 2: job 1 has none, whatever the runner was made for."""
     stolen = busy("r1", 2, for_job="github.com/1")
-    found = plan(view(job(1), job(2, state=JobState.RUNNING, runner="r1"), stolen), LATER)
-    assert made(found) == ["1"]
+    runner_plan = plan(view(job(1), job(2, state=JobState.RUNNING, runner="r1"), stolen), LATER)
+    assert made(runner_plan) == ["1"]
 
 
 def test_whoever_was_robbed_takes_the_runner_of_the_robber() -> None:
     left = runner("r2", for_job="github.com/2")
     taken = busy("r1", 2, for_job="github.com/1")
-    found = plan(view(job(1), job(2, state=JobState.RUNNING, runner="r1"), taken, left), LATER)
-    assert made(found) == deleted(found) == []
-    assert reasons(found) == {"1": "its runner is ready"}
+    runner_plan = plan(view(job(1), job(2, state=JobState.RUNNING, runner="r1"), taken, left), LATER)
+    assert made(runner_plan) == deleted(runner_plan) == []
+    assert reasons(runner_plan) == {"1": "its runner is ready"}
 
 
 def test_a_completed_job_that_is_told_again_takes_nothing_away() -> None:
@@ -86,42 +86,44 @@ def test_a_job_that_is_told_twice_gets_one_runner() -> None:
 )
 def test_a_job_cancelled_in_the_queue_leaves_a_runner_that_goes(state: RunnerState) -> None:
     """After a while, and not on the first look: another job may be about to have it."""
-    one = runner("r1", state, for_job="github.com/1")
-    seen = view(job(1, state=JobState.COMPLETED), one)
-    first = plan(seen, LATER)
+    spare = runner("r1", state, for_job="github.com/1")
+    runner_view = view(job(1, state=JobState.COMPLETED), spare)
+    first = plan(runner_view, LATER)
     assert deleted(first) == []
     assert first.since == {"r1": LATER}
-    assert deleted(plan(replace(seen, since=first.since), LATER + SPARE - MINUTE)) == []
-    last = plan(replace(seen, since=first.since), LATER + SPARE)
+    assert deleted(plan(replace(runner_view, since=first.since), LATER + SPARE - MINUTE)) == []
+    last = plan(replace(runner_view, since=first.since), LATER + SPARE)
     assert [step for step in last.steps if isinstance(step, DeleteRunner)] == [
         DeleteRunner("r1", Cause.NOT_NEEDED, "its job was cancelled, or has another runner")
     ]
 
 
 def test_a_runner_that_is_wanted_again_in_the_meantime_stays() -> None:
-    seen = view(job(2), runner("r1"), since={"r1": NOON})
-    found = plan(seen, LATER)
-    assert found.since == {}
-    assert made(found) == deleted(found) == []
+    runner_view = view(job(2), runner("r1"), since={"r1": NOON})
+    runner_plan = plan(runner_view, LATER)
+    assert runner_plan.since == {}
+    assert made(runner_plan) == deleted(runner_plan) == []
 
 
 def test_a_busy_runner_is_never_spare() -> None:
-    found = plan(view(busy("r1", 7), since={"r1": NOON}), LATER)
-    assert deleted(found) == []
+    runner_plan = plan(view(busy("r1", 7), since={"r1": NOON}), LATER)
+    assert deleted(runner_plan) == []
 
 
 def test_a_runner_that_has_a_job_by_the_jobs_word_is_left_alone() -> None:
     """`in_progress` came before anybody saw the runner busy."""
     idle = runner("r1", for_job="github.com/1")
-    found = plan(view(job(1, state=JobState.RUNNING, runner="r1"), idle, since={"r1": NOON}), NOON + HOUR)
-    assert deleted(found) == []
+    runner_plan = plan(view(job(1, state=JobState.RUNNING, runner="r1"), idle, since={"r1": NOON}), NOON + HOUR)
+    assert deleted(runner_plan) == []
 
 
-@pytest.mark.parametrize("state", [one for one in RunnerState if one not in (RunnerState.GONE, RunnerState.FAILED)])
+@pytest.mark.parametrize(
+    "state", [state for state in RunnerState if state not in (RunnerState.GONE, RunnerState.FAILED)]
+)
 def test_a_runner_without_its_lease_goes_at_once_whatever_it_does(state: RunnerState) -> None:
-    one = runner("r1", state, for_job="github.com/1")
-    found = plan(replace(view(job(1), one), leases={}), LATER)
-    causes = {step.runner: step.cause for step in found.steps if isinstance(step, DeleteRunner)}
+    leaseless = runner("r1", state, for_job="github.com/1")
+    runner_plan = plan(replace(view(job(1), leaseless), leases={}), LATER)
+    causes = {step.runner: step.cause for step in runner_plan.steps if isinstance(step, DeleteRunner)}
     assert causes == ({} if state is RunnerState.DELETING else {"r1": Cause.BOOKING})
 
 
@@ -133,13 +135,13 @@ def test_a_busy_runner_is_taken_to_have_its_own_job_for_a_while() -> None:
 
 
 def test_a_job_that_github_holds_back_gets_nothing() -> None:
-    found = plan(view(job(1, state=JobState.HELD)), LATER)
-    assert (found.steps, found.queue) == ((), ())
+    runner_plan = plan(view(job(1, state=JobState.HELD)), LATER)
+    assert (runner_plan.steps, runner_plan.queue) == ((), ())
 
 
 def test_a_job_of_which_nothing_is_known_yet_says_so() -> None:
-    found = plan(view(job(1, spec=None)), LATER)
-    assert (made(found), reasons(found)) == ([], {"1": "its configuration has not been read yet"})
+    runner_plan = plan(view(job(1, spec=None)), LATER)
+    assert (made(runner_plan), reasons(runner_plan)) == ([], {"1": "its configuration has not been read yet"})
 
 
 @pytest.mark.parametrize(
@@ -154,16 +156,16 @@ def test_a_job_of_which_nothing_is_known_yet_says_so() -> None:
     ],
 )
 def test_a_runner_that_cannot_have_the_job_does_not_count(other: dict[str, Any]) -> None:
-    one = runner("r1", **{"state": RunnerState.IDLE, **other})
-    seen = view(job(1), one)
+    unsuitable = runner("r1", **{"state": RunnerState.IDLE, **other})
+    runner_view = view(job(1), unsuitable)
     if "lease" in other:
-        seen = replace(seen, leases={})
-    assert made(plan(seen, LATER)) == ["1"]
+        runner_view = replace(runner_view, leases={})
+    assert made(plan(runner_view, LATER)) == ["1"]
 
 
 def test_labels_are_compared_as_github_does() -> None:
-    one = runner("r1", labels=("GPU", "Linux"))
-    assert made(plan(view(job(1, labels=("gpu",)), one), LATER)) == []
+    idle = runner("r1", labels=("GPU", "Linux"))
+    assert made(plan(view(job(1, labels=("gpu",)), idle), LATER)) == []
 
 
 def test_as_many_jobs_as_possible_are_served() -> None:
@@ -174,8 +176,8 @@ def test_as_many_jobs_as_possible_are_served() -> None:
 
 
 def test_a_scale_sets_job_is_served_by_any_runner_of_the_set() -> None:
-    one = runner("r1", labels=("cuda",), scale_set="cuda", repository="", for_job="github.com/2")
-    assert made(plan(view(job(1, labels=("cuda",), scale_set="cuda"), one), LATER)) == []
+    idle = runner("r1", labels=("cuda",), scale_set="cuda", repository="", for_job="github.com/2")
+    assert made(plan(view(job(1, labels=("cuda",), scale_set="cuda"), idle), LATER)) == []
 
 
 def cuda(assigned: int, turned_down: int = 0, waiting: int = 0) -> dict[str, Any]:
@@ -184,36 +186,36 @@ def cuda(assigned: int, turned_down: int = 0, waiting: int = 0) -> dict[str, Any
 
 def test_jobs_that_github_assigned_and_never_told_of_get_runners() -> None:
     """A message was lost; the statistics are the truth. Known jobs are not counted twice."""
-    known = job(1, labels=("cuda",), scale_set="cuda")
-    seen = view(known, rooms=room(FREE, FREE, FREE, FREE), **cuda(3))
-    first = plan(seen, LATER)
+    known_job = job(1, labels=("cuda",), scale_set="cuda")
+    runner_view = view(known_job, rooms=room(FREE, FREE, FREE, FREE), **cuda(3))
+    first = plan(runner_view, LATER)
     assert made(first) == ["1"]
-    second = plan(replace(seen, since=first.since), LATER + UNTOLD)
+    second = plan(replace(runner_view, since=first.since), LATER + UNTOLD)
     assert made(second) == ["1", "", ""]
-    assert [place.job for place in second.queue] == [known.id]
+    assert [place.job for place in second.queue] == [known_job.id]
 
 
 def test_jobs_that_we_turned_down_get_no_runners_and_take_no_room() -> None:
     """GitHub goes on counting them as the set's."""
-    seen = view(rooms=room(FREE, FREE, FREE), since={"set cuda": NOON}, **cuda(3, turned_down=2))
-    found = plan(seen, NOON + UNTOLD)
-    assert (made(found), found.capacity) == ([""], {"cuda": 3 + 2})
+    runner_view = view(rooms=room(FREE, FREE, FREE), since={"set cuda": NOON}, **cuda(3, turned_down=2))
+    runner_plan = plan(runner_view, NOON + UNTOLD)
+    assert (made(runner_plan), runner_plan.capacity) == ([""], {"cuda": 3 + 2})
     none = view(rooms=room(FREE, FREE, FREE), since={"set cuda": NOON}, **cuda(2, turned_down=2))
     assert made(plan(none, NOON + UNTOLD)) == []
 
 
 def test_a_runner_that_stays_idle_disproves_the_statistics() -> None:
-    one = runner("r1", scale_set="cuda", labels=("cuda",), repository="", online=NOON)
-    found = plan(view(one, rooms=room(FREE), **cuda(2), since={"set cuda": NOON}), NOON + 6 * MINUTE)
-    assert (made(found), list(found.since)) == ([], ["r1"])
+    idle = runner("r1", scale_set="cuda", labels=("cuda",), repository="", online=NOON)
+    runner_plan = plan(view(idle, rooms=room(FREE), **cuda(2), since={"set cuda": NOON}), NOON + 6 * MINUTE)
+    assert (made(runner_plan), list(runner_plan.since)) == ([], ["r1"])
 
 
 def test_capacity_is_what_is_there_and_what_could_be_made() -> None:
-    one = runner("r1", scale_set="cuda", labels=("cuda",), repository="")
+    idle = runner("r1", scale_set="cuda", labels=("cuda",), repository="")
     rooms = room(FREE, FREE, ((NOON, NOON + HOUR),))
-    assert plan(view(one, rooms=rooms, **cuda(0)), NOON).capacity == {"cuda": 3}
+    assert plan(view(idle, rooms=rooms, **cuda(0)), NOON).capacity == {"cuda": 3}
     limited = site_runners(most=2)
-    assert plan(view(one, rooms=rooms, site=limited, **cuda(0)), NOON).capacity == {"cuda": 2}
+    assert plan(view(idle, rooms=rooms, site=limited, **cuda(0)), NOON).capacity == {"cuda": 2}
 
 
 def test_what_the_guide_says_of_most() -> None:
@@ -232,63 +234,63 @@ def test_what_the_guide_says_of_most() -> None:
 def test_a_job_that_a_booking_may_end_starts_no_sooner() -> None:
     soon = room(((NOON, NOON + HOUR),))
     for preemptible in (False, True):
-        one = job(1, spec=wanted(preemptible=preemptible))
-        assert made(plan(view(one, rooms=soon), NOON)) == []
-        assert made(plan(view(one, rooms=room(((NOON, NOON + 2 * HOUR),))), NOON)) == ["1"]
+        queued = job(1, spec=wanted(preemptible=preemptible))
+        assert made(plan(view(queued, rooms=soon), NOON)) == []
+        assert made(plan(view(queued, rooms=room(((NOON, NOON + 2 * HOUR),))), NOON)) == ["1"]
 
 
 def test_a_job_that_waits_at_github_has_its_turn_like_others() -> None:
     """GitHub assigns it when it is told that there is room, and not while that is for somebody else."""
     used = {"acme/a": 5.0}
-    found = plan(view(job(1), **cuda(0, waiting=3), used=used), LATER)
-    assert made(found) == [], "acme/a has used more"
-    assert found.capacity == {"cuda": 1}
-    assert [place.job for place in found.queue] == ["github.com/1"], "only jobs that are known have a place"
+    runner_plan = plan(view(job(1), **cuda(0, waiting=3), used=used), LATER)
+    assert made(runner_plan) == [], "acme/a has used more"
+    assert runner_plan.capacity == {"cuda": 1}
+    assert [place.job for place in runner_plan.queue] == ["github.com/1"], "only jobs that are known have a place"
     urgent = job(1, spec=wanted(priority=1))
-    found = plan(view(urgent, **cuda(0, waiting=3), used=used), LATER)
-    assert made(found) == ["1"]
-    assert found.capacity == {"cuda": 0}
+    runner_plan = plan(view(urgent, **cuda(0, waiting=3), used=used), LATER)
+    assert made(runner_plan) == ["1"]
+    assert runner_plan.capacity == {"cuda": 0}
 
 
 def test_a_job_that_waits_at_github_counts_as_the_repositorys_that_had_the_last() -> None:
     had = busy("r1", "s1", scale_set="cuda", repository="", for_repository="acme/a")
     running = job("s1", "acme/a", scale_set="cuda", state=JobState.RUNNING, runner="r1")
-    seen = view(job(1, "acme/b"), running, had, **cuda(1, waiting=3))
-    found = plan(seen, LATER)
-    assert made(found) == ["1"], "acme/a has a GPU already"
-    assert found.capacity == {"cuda": 1}
-    found = plan(replace(seen, rooms=room(FREE, FREE)), LATER)
-    assert made(found) == ["1"]
-    assert found.capacity == {"cuda": 2}
+    runner_view = view(job(1, "acme/b"), running, had, **cuda(1, waiting=3))
+    runner_plan = plan(runner_view, LATER)
+    assert made(runner_plan) == ["1"], "acme/a has a GPU already"
+    assert runner_plan.capacity == {"cuda": 1}
+    runner_plan = plan(replace(runner_view, rooms=room(FREE, FREE)), LATER)
+    assert made(runner_plan) == ["1"]
+    assert runner_plan.capacity == {"cuda": 2}
 
 
 def test_of_two_sets_the_one_with_priority_is_assigned_its_job_first() -> None:
     low = SetDemand("low", "acme", wanted(kind="low"), waiting=5)
     high = SetDemand("high", "acme", wanted(kind="high", priority=9), waiting=1)
-    found = plan(view(sets=[low, high], rooms=room(FREE, FREE)), LATER)
-    assert found.capacity == {"low": 1, "high": 1}
-    found = plan(view(sets=[low, high]), LATER)
-    assert found.capacity == {"low": 0, "high": 1}
+    runner_plan = plan(view(sets=[low, high], rooms=room(FREE, FREE)), LATER)
+    assert runner_plan.capacity == {"low": 1, "high": 1}
+    runner_plan = plan(view(sets=[low, high]), LATER)
+    assert runner_plan.capacity == {"low": 0, "high": 1}
 
 
 def test_what_github_has_assigned_stays_assigned_while_others_have_their_turn() -> None:
     waits = job("s1", scale_set="cuda", not_before=LATER + HOUR, tries=1)
-    found = plan(view(waits, **cuda(1, waiting=1)), LATER)
-    assert found.capacity["cuda"] >= 2, "one that is tried again later, and the next one"
+    runner_plan = plan(view(waits, **cuda(1, waiting=1)), LATER)
+    assert runner_plan.capacity["cuda"] >= 2, "one that is tried again later, and the next one"
 
 
 def test_a_number_of_waiting_jobs_that_is_wrong_keeps_nobody_waiting_for_long() -> None:
-    seen = view(job(1), **cuda(0, waiting=3), used={"acme/a": 5.0})
+    runner_view = view(job(1), **cuda(0, waiting=3), used={"acme/a": 5.0})
     since: dict[str, datetime] = {}
     times = []
     for seconds_later in range(0, 3600, 30):
         now = LATER + timedelta(seconds=seconds_later)
-        found = plan(replace(seen, since=since), now)
-        since = dict(found.since)
-        times += [seconds_later] if made(found) else []
+        runner_plan = plan(replace(runner_view, since=since), now)
+        since = dict(runner_plan.since)
+        times += [seconds_later] if made(runner_plan) else []
     assert times[0] == INVITED.total_seconds()
     assert len(times) == (DISBELIEVED - INVITED) / timedelta(seconds=30) * 2
-    assert made(plan(replace(seen, since=since, **cuda(1, waiting=3)), now)) == []
+    assert made(plan(replace(runner_view, since=since, **cuda(1, waiting=3)), now)) == []
 
 
 def test_a_job_fits_before_a_booking_to_the_second() -> None:
@@ -309,24 +311,24 @@ def test_a_shorter_job_goes_first_only_where_it_delays_nobody() -> None:
     first = job(1, queued=NOON - HOUR, spec=pair)
     assert made(plan(view(first, job(2), rooms=rooms), NOON)) == ["2"]
     long = job(3, spec=wanted(longest=3 * HOUR))
-    found = plan(view(first, long, rooms=rooms), NOON)
-    assert made(found) == []
-    assert (found.queue[0].position, found.queue[0].start) == (1, NOON + 2 * HOUR)
+    runner_plan = plan(view(first, long, rooms=rooms), NOON)
+    assert made(runner_plan) == []
+    assert (runner_plan.queue[0].position, runner_plan.queue[0].start) == (1, NOON + 2 * HOUR)
 
 
 def test_the_first_choice_with_room_is_taken_and_else_the_one_that_is_free_first() -> None:
     a100 = ServerChoice("a100", "a100.1", "ubuntu")
-    one = job(1, spec=wanted(V100, a100))
+    queued = job(1, spec=wanted(V100, a100))
     full, soon = ((NOON + 4 * HOUR, FOREVER),), ((NOON + HOUR, FOREVER),)
-    found = plan(view(one, rooms=room(full) | room(FREE, pool="a100")), NOON)
-    assert [step.choice for step in found.steps if isinstance(step, CreateRunner)] == [a100]
-    waits = plan(view(one, rooms=room(full) | room(soon, pool="a100")), NOON).queue[0]
+    runner_plan = plan(view(queued, rooms=room(full) | room(FREE, pool="a100")), NOON)
+    assert [step.choice for step in runner_plan.steps if isinstance(step, CreateRunner)] == [a100]
+    waits = plan(view(queued, rooms=room(full) | room(soon, pool="a100")), NOON).queue[0]
     assert (waits.pool, waits.position, waits.start) == ("a100", 1, NOON + HOUR)
 
 
 def test_a_window_of_an_exclusive_booking_keeps_new_servers_away() -> None:
-    found = plan(view(job(1), rooms=room(FREE, blocked="ada's booking opens its GPUs until 12:05")), NOON)
-    assert reasons(found) == {
+    runner_plan = plan(view(job(1), rooms=room(FREE, blocked="ada's booking opens its GPUs until 12:05")), NOON)
+    assert reasons(runner_plan) == {
         "1": "no server can be started in pool v100 now: ada's booking opens its GPUs until 12:05"
     }
 
@@ -341,13 +343,13 @@ def test_a_window_of_an_exclusive_booking_keeps_new_servers_away() -> None:
 )
 def test_limits(site: dict[str, Any], reason: str) -> None:
     running = job(1, state=JobState.RUNNING, runner="r1")
-    found = plan(view(running, busy("r1", 1), job(2), site=site_runners(**site)), LATER)
-    assert reasons(found) == {"2": reason}
+    runner_plan = plan(view(running, busy("r1", 1), job(2), site=site_runners(**site)), LATER)
+    assert reasons(runner_plan) == {"2": reason}
 
 
 def test_a_server_that_is_being_deleted_still_has_its_gpu() -> None:
-    found = plan(view(runner("r1", RunnerState.DELETING), job(2), site=site_runners(most=1)), LATER)
-    assert made(found) == []
+    runner_plan = plan(view(runner("r1", RunnerState.DELETING), job(2), site=site_runners(most=1)), LATER)
+    assert made(runner_plan) == []
     gone = view(job(2), site=site_runners(most=1))
     gone = replace(
         gone, runners=[runner("r1", RunnerState.DELETING, lease="")]
@@ -362,29 +364,40 @@ def test_priority_then_use_then_age() -> None:
         job(3, "acme/heavy", NOON, spec=wanted(priority=1)),
         job(4, "acme/light", NOON - MINUTE),
     ]
-    found = plan(view(*jobs, rooms=room(((NOON + HOUR, FOREVER),)), used={"acme/heavy": 5.0}), NOON)
-    assert [place.job[-1] for place in found.queue] == ["3", "4", "2", "1"]
-    assert [place.position for place in found.queue] == [1, 2, 3, 4]
+    runner_plan = plan(view(*jobs, rooms=room(((NOON + HOUR, FOREVER),)), used={"acme/heavy": 5.0}), NOON)
+    assert [place.job[-1] for place in runner_plan.queue] == ["3", "4", "2", "1"]
+    assert [place.position for place in runner_plan.queue] == [1, 2, 3, 4]
 
 
 def test_repositories_take_turns_by_their_shares() -> None:
     jobs = [job(f"a{n}", "acme/a", NOON - HOUR) for n in range(4)] + [job(f"b{n}", "acme/b") for n in range(4)]
     site = site_runners(repositories={"acme/b": {"share": 2}})
-    found = plan(view(*jobs, rooms=room(((NOON + HOUR, FOREVER),)), site=site), NOON)
-    assert [place.job.rpartition("/")[2] for place in found.queue] == ["a0", "b0", "b1", "a1", "b2", "b3", "a2", "a3"]
+    runner_plan = plan(view(*jobs, rooms=room(((NOON + HOUR, FOREVER),)), site=site), NOON)
+    assert [place.job.rpartition("/")[2] for place in runner_plan.queue] == [
+        "a0",
+        "b0",
+        "b1",
+        "a1",
+        "b2",
+        "b3",
+        "a2",
+        "a3",
+    ]
 
 
 def test_who_waits_for_half_a_day_goes_first() -> None:
     jobs = [job(1, "acme/heavy", NOON - 12 * HOUR), job(2, "acme/light", NOON - 11 * HOUR)]
-    found = plan(view(*jobs, rooms=room(((NOON + HOUR, FOREVER),)), used={"acme/heavy": 5000.0}), NOON)
-    assert [place.job[-1] for place in found.queue] == ["1", "2"]
+    runner_plan = plan(view(*jobs, rooms=room(((NOON + HOUR, FOREVER),)), used={"acme/heavy": 5000.0}), NOON)
+    assert [place.job[-1] for place in runner_plan.queue] == ["1", "2"]
 
 
 def test_after_a_failure_the_next_try_is_later_and_at_last_given_up() -> None:
     failed = job(1, tries=1, not_before=LATER, reason="Nova: No valid host")
-    found = plan(view(failed), NOON)
-    assert made(found) == []
-    assert reasons(found)["1"].startswith("its last runner failed (Nova: No valid host); next try Mon 2026-11-23 12:10")
+    runner_plan = plan(view(failed), NOON)
+    assert made(runner_plan) == []
+    assert reasons(runner_plan)["1"].startswith(
+        "its last runner failed (Nova: No valid host); next try Mon 2026-11-23 12:10"
+    )
     assert made(plan(view(failed), LATER)) == ["1"]
     hopeless = plan(view(replace(failed, tries=MOST_TRIES)), LATER)
     assert hopeless.steps == (FailJob(failed.id, "5 runners that were made for it failed: Nova: No valid host"),)
@@ -396,8 +409,8 @@ def test_back_off_grows_and_has_an_end() -> None:
 
 
 def test_while_github_does_not_answer_nothing_is_made() -> None:
-    found = plan(view(job(1), stopped={"acme": "GitHub answers no requests since 12:10"}), LATER)
-    assert (made(found), reasons(found)) == ([], {"1": "GitHub answers no requests since 12:10"})
+    runner_plan = plan(view(job(1), stopped={"acme": "GitHub answers no requests since 12:10"}), LATER)
+    assert (made(runner_plan), reasons(runner_plan)) == ([], {"1": "GitHub answers no requests since 12:10"})
 
 
 def warm(count: int) -> IdleRunners:
@@ -407,18 +420,18 @@ def warm(count: int) -> IdleRunners:
 def test_warm_runners_are_made_kept_and_replaced_when_taken() -> None:
     made_now = plan(view(idle=[warm(1)]), NOON).steps
     assert [(step.for_job, step.yields) for step in made_now if isinstance(step, CreateRunner)] == [("", True)]
-    kept = plan(view(runner("r1"), idle=[warm(1)], since={"r1": NOON}), LATER)
-    assert made(kept) == deleted(kept) == []
+    idle_plan = plan(view(runner("r1"), idle=[warm(1)], since={"r1": NOON}), LATER)
+    assert made(idle_plan) == deleted(idle_plan) == []
     taken = plan(view(busy("r1", 1), job(1, state=JobState.RUNNING, runner="r1"), idle=[warm(1)]), LATER)
     assert made(taken) == [""]
 
 
 def test_after_warm_runners_have_failed_the_next_one_is_later() -> None:
     wish = IdleRunners("acme", "", "", ("gpu",), wanted(), 2, LATER + MINUTE)
-    here = runner("r1", repository="", for_repository="", online=NOON)
-    found = plan(view(here, rooms=room(FREE, FREE), idle=[wish]), LATER)
-    assert (made(found), found.since) == ([], {}), "the one that there is stays"
-    after = plan(view(here, rooms=room(FREE, FREE), idle=[wish]), LATER + MINUTE)
+    idle = runner("r1", repository="", for_repository="", online=NOON)
+    runner_plan = plan(view(idle, rooms=room(FREE, FREE), idle=[wish]), LATER)
+    assert (made(runner_plan), runner_plan.since) == ([], {}), "the one that there is stays"
+    after = plan(view(idle, rooms=room(FREE, FREE), idle=[wish]), LATER + MINUTE)
     assert made(after) == [""]
 
 
@@ -435,8 +448,8 @@ def test_a_lease_has_time_for_the_memory_of_its_flavor() -> None:
 
 
 def test_a_warm_runner_gives_way_to_a_job_of_another_kind() -> None:
-    seen = view(runner("r1"), job(2, "acme/b"), idle=[warm(1)], rooms=room(((NOON + 3 * HOUR, FOREVER),)))
-    assert deleted(plan(seen, LATER)) == ["r1"]
+    runner_view = view(runner("r1"), job(2, "acme/b"), idle=[warm(1)], rooms=room(((NOON + 3 * HOUR, FOREVER),)))
+    assert deleted(plan(runner_view, LATER)) == ["r1"]
 
 
 def test_a_spare_runner_goes_at_once_where_a_job_waits_for_its_gpu() -> None:
@@ -465,11 +478,11 @@ def test_no_warm_runner_is_made_where_a_job_waits() -> None:
 def test_leases_always_have_time_for_a_job() -> None:
     """A warm one's is made longer, and may be ended by a booking; a busy one's ends with its job's limit."""
     idle = runner("r1")
-    seen = replace(view(idle, idle=[warm(1)]), leases={idle.lease: lease(idle, NOON + HOUR)})
-    assert plan(seen, NOON).steps == (ChangeLease("r1", idle.lease, NOON + 95 * MINUTE, True),)
+    runner_view = replace(view(idle, idle=[warm(1)]), leases={idle.lease: lease(idle, NOON + HOUR)})
+    assert plan(runner_view, NOON).steps == (ChangeLease("r1", idle.lease, NOON + 95 * MINUTE, True),)
     taken = busy("r1", 1)
-    seen = replace(view(taken), leases={taken.lease: lease(taken, NOON + 3 * HOUR, yields=True)})
-    assert plan(seen, NOON).steps == (ChangeLease("r1", taken.lease, NOON + 70 * MINUTE, False),)
+    runner_view = replace(view(taken), leases={taken.lease: lease(taken, NOON + 3 * HOUR, yields=True)})
+    assert plan(runner_view, NOON).steps == (ChangeLease("r1", taken.lease, NOON + 70 * MINUTE, False),)
 
 
 def test_what_was_used_counts_half_after_the_half_life() -> None:

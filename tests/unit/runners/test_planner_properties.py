@@ -64,7 +64,7 @@ def jobs(draw: st.DrawFn, number: int) -> tuple[Job, timedelta]:
         preemptible=draw(st.booleans()),
     )
     labels = ("cuda",) if scale_set else draw(st.sampled_from([("gpu",), ("GPU", "big"), (f"gpu--{number}",)]))
-    one = job(
+    queued_job = job(
         number,
         draw(st.sampled_from(REPOSITORIES)),
         queued=NOON + draw(st.integers(-13 * 60, 30)) * MINUTE,
@@ -72,7 +72,7 @@ def jobs(draw: st.DrawFn, number: int) -> tuple[Job, timedelta]:
         scale_set=scale_set,
         spec=what,
     )
-    return one, draw(LENGTHS)
+    return queued_job, draw(LENGTHS)
 
 
 @st.composite
@@ -140,21 +140,21 @@ def check_limits(world: RunnerWorld) -> None:
     assert most is None or gpus["set cuda"] <= most
 
 
-def check_queue(view: RunnerView, found: RunnerPlan) -> None:
+def check_queue(view: RunnerView, runner_plan: RunnerPlan) -> None:
     """Each queued job is in the queue once, with a reason; those that wait are numbered by pool, without gaps."""
     queued = [job.id for job in view.jobs if job.state is JobState.QUEUED]
-    assert sorted(place.job for place in found.queue) == sorted(queued)
+    assert sorted(place.job for place in runner_plan.queue) == sorted(queued)
     numbers = defaultdict(list)
-    for place in found.queue:
+    for place in runner_plan.queue:
         assert place.reason
         if place.position:
             numbers[place.pool].append(place.position)
     assert all(some == list(range(1, len(some) + 1)) for some in numbers.values())
 
 
-def check_creations(world: RunnerWorld, found: RunnerPlan) -> None:
+def check_creations(world: RunnerWorld, runner_plan: RunnerPlan) -> None:
     """No GPU that is not there, no job with two runners made for it by one plan, or one made while another waits."""
-    made = [step for step in found.steps if isinstance(step, CreateRunner)]
+    made = [step for step in runner_plan.steps if isinstance(step, CreateRunner)]
     lanes: Counter[str] = Counter()
     for step in made:
         lanes[step.choice.pool] += 1 if step.choice.same_group else step.choice.gpus
@@ -167,7 +167,7 @@ def check_creations(world: RunnerWorld, found: RunnerPlan) -> None:
         if runner.state in (RunnerState.REQUESTED, RunnerState.REGISTERING, RunnerState.IDLE)
     }
     assert len(own) == len({*own})
-    assert not {*own} & {one for one in waiting if one and world.jobs[one].state is JobState.QUEUED}
+    assert not {*own} & {job_id for job_id in waiting if job_id and world.jobs[job_id].state is JobState.QUEUED}
 
 
 @given(worlds(), st.integers(0, 2**32), st.integers(0, 80))
@@ -176,10 +176,10 @@ def test_every_plan(world: RunnerWorld, seed: int, steps: int) -> None:
     chance = random.Random(seed)
     passing(world, chance, steps)
     view = world.view()
-    found = plan(view, world.now)
-    check_queue(view, found)
-    check_creations(world, found)
-    assert plan(of_view(view, chance), world.now) == found
+    runner_plan = plan(view, world.now)
+    check_queue(view, runner_plan)
+    check_creations(world, runner_plan)
+    assert plan(of_view(view, chance), world.now) == runner_plan
     world.refused.clear()
     world.plan()
     if not world.refused:
@@ -229,7 +229,7 @@ def lines(draw: st.DrawFn) -> RunnerWorld:
 def test_nobody_is_delayed_by_who_is_behind(world: RunnerWorld, seed: int) -> None:
     """Who is first in the queue gets its runner when it was told to at the latest, though shorter ones go before."""
     chance = random.Random(seed)
-    told: dict[str, datetime] = {}
+    promised: dict[str, datetime] = {}
     number = 100
     while any(job.state is not JobState.COMPLETED for job in world.jobs.values() if int(job.id[11:]) < 100):
         made = world.plan()
@@ -237,9 +237,9 @@ def test_nobody_is_delayed_by_who_is_behind(world: RunnerWorld, seed: int) -> No
         creates = any(isinstance(step, CreateRunner) for step in made.steps)
         for place in made.queue:
             if place.position == 1 and place.start is not None:
-                assert place.start <= told.get(place.job, place.start) + 2 * MINUTE  # a plan is made every two
+                assert place.start <= promised.get(place.job, place.start) + 2 * MINUTE  # a plan is made every two
                 if not creates:
-                    told.setdefault(place.job, place.start)
+                    promised.setdefault(place.job, place.start)
         if chance.random() < 0.2:
             number += 1
             what = wanted(longest=chance.choice([HOUR / 2, HOUR, 5 * HOUR]))
@@ -269,14 +269,14 @@ def test_nobody_starves(seed: int, gpus: int) -> None:
         world.tick(world.now + 3 * MINUTE, 5 * MINUTE, MINUTE, chance.choice)
 
 
-def can_run(world: RunnerWorld, one: Job) -> bool:
-    assert one.spec is not None
-    rules = world.site.rules(one.repository, one.scale_set)
-    caps = [world.site.most, world.site.sets["cuda"].most if one.scale_set else None]
+def can_run(world: RunnerWorld, job: Job) -> bool:
+    assert job.spec is not None
+    rules = world.site.rules(job.repository, job.scale_set)
+    caps = [world.site.most, world.site.sets["cuda"].most if job.scale_set else None]
     caps += [rules.most if rules.origins.get("most", "").startswith("repository") else None]
     return any(
         has_host(world.lanes[choice.pool], choice) and all(cap is None or choice.gpus <= cap for cap in caps)
-        for choice in one.spec.choices
+        for choice in job.spec.choices
     )
 
 

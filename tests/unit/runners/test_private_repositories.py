@@ -59,8 +59,8 @@ STOLEN = replace(IDLE, name="gpuyard-v100-st0l3n", job=WORKS.id)
 ENDED = replace(HAS_IT, name="gpuyard-v100-3nd3d", state=RunnerState.GONE, ended=NOON - HOUR, created=NOON - 3 * HOUR)
 PATHS = (
     "/v1/queue", "/v1/jobs", "/v1/jobs?limit=2", f"/v1/jobs?repository={PRIVATE}", "/v1/runners?ended=100", "/runners",
-    "/metrics", *(f"/v1/jobs/{one.id}" for one in JOBS), *(f"/job?id={one.id}" for one in JOBS),
-    f"/v1/jobs/{RUNNING.id}", f"/job?id={RUNNING.id}", *(f"/v1/jobs/{one.id}/log" for one in JOBS),
+    "/metrics", *(f"/v1/jobs/{job.id}" for job in JOBS), *(f"/job?id={job.id}" for job in JOBS),
+    f"/v1/jobs/{RUNNING.id}", f"/job?id={RUNNING.id}", *(f"/v1/jobs/{job.id}/log" for job in JOBS),
 )  # fmt: skip
 
 
@@ -96,8 +96,8 @@ def test_strangers_learn_no_name_at_any_endpoint(tmp_path: Path, shown: str) -> 
     nobody, ada = site.browser().client, site.browser(ADA).client
     for path in PATHS:
         answer = nobody.get(path)
-        known = answer.text.replace(path.partition("/jobs/")[2] or "-", "").replace(path.partition("=")[2] or "-", "")
-        assert WORD not in known, path
+        text = answer.text.replace(path.partition("/jobs/")[2] or "-", "").replace(path.partition("=")[2] or "-", "")
+        assert WORD not in text, path
         assert answer.status_code in (200, 401, 404), path
     for path in PATHS[: -len(JOBS)]:
         assert ada.get(path).status_code == 200, "who is logged in sees all"
@@ -112,7 +112,7 @@ def test_where_others_are_hidden_people_of_other_projects_are_strangers(tmp_path
     ada, root = site.browser(ADA).client, site.browser(ROOT).client
     for path in PATHS:
         shown = ada.get(path).text
-        for asked_for in (*(one.id for one in JOBS), *([PRIVATE] if "repository=" in path else [])):
+        for asked_for in (*(job.id for job in JOBS), *([PRIVATE] if "repository=" in path else [])):
             shown = shown.replace(asked_for, "") if asked_for in path else shown
         assert WORD not in shown, path
     assert ada.get(f"/v1/jobs/{RUNNING.id}/log").status_code in (200, 404), "of a public repository, as before"
@@ -134,7 +134,7 @@ def test_every_public_endpoint_of_runners_is_among_them(tmp_path: Path) -> None:
     routes = {
         str(getattr(route, "path", "")) for route in site.app.routes if "GET" in (getattr(route, "methods", None) or ())
     }
-    tried = {path.partition("?")[0].replace(one.id, "{id:path}") for path in PATHS for one in (*JOBS, RUNNING)}
+    tried = {path.partition("?")[0].replace(job.id, "{id:path}") for path in PATHS for job in (*JOBS, RUNNING)}
     more = {
         path
         for path in routes - tried
@@ -160,7 +160,7 @@ def test_strangers_see_that_there_is_a_job(tmp_path: Path) -> None:
     assert (first["id"], first["name"], first["repository"]) == ("", HIDDEN_JOB, "")
     assert (queue["jobs"][0]["place"]["position"], queue["more"]) == (2, 0)
     assert nobody.get("/v1/queue?limit=1&skip=1").json()["more"] == 1
-    assert [one["name"] for one in nobody.get("/v1/jobs").json()["jobs"]].count(HIDDEN_JOB) == len(JOBS)
+    assert [job["name"] for job in nobody.get("/v1/jobs").json()["jobs"]].count(HIDDEN_JOB) == len(JOBS)
     page = nobody.get("/runners").text
     assert HIDDEN_JOB in page
     assert HIDDEN_REPOSITORY in page, "its GPU-hours"
@@ -228,7 +228,7 @@ def test_github_is_asked_or_tells_and_asked_again(tmp_path: Path, sets: bool) ->
 
 
 def test_the_map_names_a_private_repository_only_where_the_site_does(tmp_path: Path) -> None:
-    seen: dict[str, set[str]] = {}
+    names_by_setting: dict[str, set[str]] = {}
     for shown in ("jobs", "names"):
         folder = tmp_path / shown
         folder.mkdir()
@@ -238,5 +238,5 @@ def test_the_map_names_a_private_repository_only_where_the_site_does(tmp_path: P
         world.github.forge.push("demo/closed", [JobOrder(("gpuyard-v100",), 30)])
         world.until(lambda: bool(world.ledger.leases.current()))  # noqa: B023
         (lease,) = world.ledger.leases.current()
-        seen[shown] = {lease.ask.comment.partition(" of ")[2]}
-    assert seen == {"jobs": {"a private repository"}, "names": {"demo/closed"}}
+        names_by_setting[shown] = {lease.ask.comment.partition(" of ")[2]}
+    assert names_by_setting == {"jobs": {"a private repository"}, "names": {"demo/closed"}}

@@ -20,10 +20,10 @@ def left_behind(world: SimulatedRunners, name: str = "", **fields: object) -> Fo
     """A registration of which the store knows nothing, as after a restored backup."""
     forge = world.github.forge
     ours = name or world.runners.site.new_name("v100")
-    one = ForgeRunner(forge.next_id("runner"), ours, "demo", "", (SET,), 1, "secret", world.clock())
-    one = replace(one, **fields)  # type: ignore[arg-type]
-    forge.runners[one.id] = one
-    return one
+    registration = ForgeRunner(forge.next_id("runner"), ours, "demo", "", (SET,), 1, "secret", world.clock())
+    registration = replace(registration, **fields)  # type: ignore[arg-type]
+    forge.runners[registration.id] = registration
+    return registration
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def look(world: SimulatedRunners) -> set[int]:
 
 
 def test_what_belongs_to_no_runner_goes_when_it_was_seen_so_twice(world: SimulatedRunners) -> None:
-    one = left_behind(world)
-    assert look(world) == {one.id}, "it may be of a runner that is being written down"
+    registration = left_behind(world)
+    assert look(world) == {registration.id}, "it may be of a runner that is being written down"
     assert look(world) == set()
 
 
@@ -70,12 +70,12 @@ def test_those_of_our_runners_stay(world: SimulatedRunners) -> None:
 
 
 def test_a_list_that_cannot_be_had_deletes_nothing(world: SimulatedRunners) -> None:
-    one = left_behind(world)
+    registration = left_behind(world)
     look(world)
     world.github.forge.faults.rates = FaultRates(broken=1.0)
     world.clock.now += WITHOUT
     world._run("github", world.runners.look_at_github)
-    assert {*world.github.forge.runners} == {one.id}
+    assert {*world.github.forge.runners} == {registration.id}
     assert any("github" in text for text in world.problems)
     world.github.forge.faults.rates = FaultRates()
     assert look(world) == set()

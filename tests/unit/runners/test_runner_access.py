@@ -94,9 +94,9 @@ def test_decisions_of_a_community(
 def test_the_community_lints_clean() -> None:
     names = (".cirun.global.yml", ".access.yml")
     files = read_files({str(COMMUNITY / name): (COMMUNITY / name).read_text() for name in names})
-    found = lint_files(files, site_of(most_idle=2))
-    assert {one.code for one in found} == {"runner", "other-cloud"}
-    assert {one.severity for one in found} == {Severity.OK, Severity.NOTE}
+    findings = lint_files(files, site_of(most_idle=2))
+    assert {finding.code for finding in findings} == {"runner", "other-cloud"}
+    assert {finding.severity for finding in findings} == {Severity.OK, Severity.NOTE}
 
 
 def test_what_is_granted_is_what_the_file_and_the_site_say() -> None:
@@ -127,15 +127,15 @@ def test_a_list_that_cannot_be_read_is_named() -> None:
 
 
 def test_github_is_asked_for_as_little_as_can_be() -> None:
-    asked = people()
-    resolve(job("build-tools-feedstock", LARGE, event="pull_request"), site_of(), community(), asked)
-    resolve(job("unknown-feedstock", LARGE), site_of(), community(), asked)
-    resolve(job("autotick-test-feedstock", "ubuntu-latest"), site_of(), community(), asked)
-    assert asked.asked == []
-    resolve(job("autotick-test-feedstock", LARGE, actor="mallory"), site_of(), community(), asked)
-    assert asked.asked == ["file geo-forge/open-gpus main access/users.json"]
-    resolve(job("tilegrad-feedstock", LARGE, actor="hana"), site_of(), community(), asked)
-    assert asked.asked[1:] == ["role hana geo-forge/tilegrad-feedstock"]
+    facts = people()
+    resolve(job("build-tools-feedstock", LARGE, event="pull_request"), site_of(), community(), facts)
+    resolve(job("unknown-feedstock", LARGE), site_of(), community(), facts)
+    resolve(job("autotick-test-feedstock", "ubuntu-latest"), site_of(), community(), facts)
+    assert facts.asked == []
+    resolve(job("autotick-test-feedstock", LARGE, actor="mallory"), site_of(), community(), facts)
+    assert facts.asked == ["file geo-forge/open-gpus main access/users.json"]
+    resolve(job("tilegrad-feedstock", LARGE, actor="hana"), site_of(), community(), facts)
+    assert facts.asked[1:] == ["role hana geo-forge/tilegrad-feedstock"]
 
 
 def test_what_github_does_not_say_now_is_asked_again_and_refused_by_nobody() -> None:
@@ -173,12 +173,12 @@ def test_what_github_does_not_say_now_is_asked_again_and_refused_by_nobody() -> 
     ],
 )
 def test_forks_get_what_the_site_lets_them(forks: str, association: str, ruling: Ruling) -> None:
-    one = job("autotick-test-feedstock", LARGE, event="pull_request", trust=Trust.FORK, association=association)
-    answer = resolve(one, site_of(forks=forks), community(), people())
+    forked = job("autotick-test-feedstock", LARGE, event="pull_request", trust=Trust.FORK, association=association)
+    answer = resolve(forked, site_of(forks=forks), community(), people())
     assert answer.ruling is ruling, answer.reason
-    closed = replace(one, repository=f"{ORGANIZATION}/build-tools-feedstock")  # whose policy allows no pull requests
+    closed = replace(forked, repository=f"{ORGANIZATION}/build-tools-feedstock")  # whose policy allows no pull requests
     assert resolve(closed, site_of(forks=forks), community(), people()).ruling is not G
-    assert resolve(replace(one, event="workflow_run"), site_of(forks=forks), community(), people()).ruling is ruling
+    assert resolve(replace(forked, event="workflow_run"), site_of(forks=forks), community(), people()).ruling is ruling
 
 
 def test_a_forks_job_without_any_access_file_still_asks_the_site() -> None:
@@ -187,9 +187,9 @@ def test_a_forks_job_without_any_access_file_still_asks_the_site() -> None:
             "runners: [{name: a, cloud: openstack, instance_type: gpu_large, machine_image: i, labels: [x]}]"
         )
     )
-    one = job("a", "x", event="pull_request", trust=Trust.FORK, association="NONE")
-    assert resolve(one, site_of(forks="contributors"), own, People()).ruling is R
-    assert resolve(replace(one, association="CONTRIBUTOR"), site_of(forks="contributors"), own, People()).ruling is G
+    forked = job("a", "x", event="pull_request", trust=Trust.FORK, association="NONE")
+    assert resolve(forked, site_of(forks="contributors"), own, People()).ruling is R
+    assert resolve(replace(forked, association="CONTRIBUTOR"), site_of(forks="contributors"), own, People()).ruling is G
 
 
 def own(**more: object) -> Configuration:
@@ -336,22 +336,22 @@ SETS = {"gpuyard-v100": {"flavors": ["gpu_large", "gpu_pair"], "images": ["a", "
 
 def test_scale_sets_are_the_sites_and_policies_may_only_allow_less() -> None:
     site = site_of(sets=SETS, allowed={"flavors": ["gpu_xlarge"]})
-    one = job("a", "gpuyard-v100", scale_set="gpuyard-v100")
-    answer = resolve(one, site, Configuration(), People())
+    set_job = job("a", "gpuyard-v100", scale_set="gpuyard-v100")
+    answer = resolve(set_job, site, Configuration(), People())
     assert answer.spec is not None
     assert (answer.spec.kind, answer.spec.longest) == ("gpuyard-v100", timedelta(hours=1))
     assert [(way.flavor, way.image) for way in answer.spec.choices] == [
         ("gpu_large", "a"), ("gpu_large", "b"), ("gpu_pair", "a"), ("gpu_pair", "b"),
     ]  # fmt: skip
-    assert resolve(one, site, community(), people()).ruling is G  # which does not name it
+    assert resolve(set_job, site, community(), people()).ruling is G  # which does not name it
     named = AccessFile((Policy("p", "a", users=("bert",)),), (Grant("gpuyard-v100", ("p",)),))
-    assert resolve(one, site, Configuration(access=named), People()).ruling is R
-    assert resolve(replace(one, actor="bert"), site, Configuration(access=named), People()).ruling is G
-    assert resolve(one, site, read(RepositoryFiles(access="[")), People()).ruling is R
-    assert resolve(replace(one, scale_set="gone"), site, Configuration(), People()).reason.startswith(
+    assert resolve(set_job, site, Configuration(access=named), People()).ruling is R
+    assert resolve(replace(set_job, actor="bert"), site, Configuration(access=named), People()).ruling is G
+    assert resolve(set_job, site, read(RepositoryFiles(access="[")), People()).ruling is R
+    assert resolve(replace(set_job, scale_set="gone"), site, Configuration(), People()).reason.startswith(
         "the site file has no"
     )
-    webhook = resolve(replace(one, scale_set=""), site, own(), People())
+    webhook = resolve(replace(set_job, scale_set=""), site, own(), People())
     assert (webhook.ruling, "the scale set 'gpuyard-v100' gets it" in webhook.reason) == (N, True)
 
 
@@ -380,7 +380,7 @@ policies = st.builds(
 )
 accesses = st.builds(
     AccessFile,
-    policies=st.lists(policies, max_size=4, unique_by=lambda one: one.id).map(tuple),
+    policies=st.lists(policies, max_size=4, unique_by=lambda policy: policy.id).map(tuple),
     grants=st.lists(st.builds(Grant, names, st.lists(names, max_size=3).map(tuple)), max_size=3).map(tuple),
 )
 CLOUD = "runners: [{name: r, cloud: openstack, instance_type: gpu_large, machine_image: i, labels: [cirun-r]}]"
@@ -392,8 +392,8 @@ SITES = {forks: site_of(forks=forks) for forks in ("never", "everybody")}
 
 def decided(access: AccessFile | None, user: str, event: str, facts: People, forks: str = "everybody") -> Resolution:
     trust = Trust.FORK if event == "pull_request" else Trust.REPOSITORY
-    one = job("a", "cirun-r", actor=user, event=event, trust=trust, association="NONE")
-    return resolve(one, SITES[forks], Configuration(shared=SHARED, access=access), facts)
+    cirun_job = job("a", "cirun-r", actor=user, event=event, trust=trust, association="NONE")
+    return resolve(cirun_job, SITES[forks], Configuration(shared=SHARED, access=access), facts)
 
 
 @given(
@@ -449,8 +449,8 @@ def test_lists_of_users_are_files_of_the_same_github(url: str, github: str, file
 def test_no_url_and_no_list_breaks_the_reader(text: str) -> None:
     source_of(text)
     source_of(f"https://raw.githubusercontent.com/{text}")
-    found = read_users(text)
-    assert found is None or isinstance(found, frozenset)
+    users = read_users(text)
+    assert users is None or isinstance(users, frozenset)
 
 
 def test_lists_of_users() -> None:

@@ -45,15 +45,17 @@ JOB = Job(
 PLACE = QueuePlace(JOB.id, "v100", 3, "no GPU is free", NOW + timedelta(minutes=41))
 
 
-def say(job: Job, place: QueuePlace | None = None, said: Announcement | None = None, now: datetime = NOW) -> str | None:
-    found = announcement(job, place, said, now)
-    return f"{found.state}: {found.text}" if found else None
+def say(
+    job: Job, place: QueuePlace | None = None, previous: Announcement | None = None, now: datetime = NOW
+) -> str | None:
+    commit_status = announcement(job, place, previous, now)
+    return f"{commit_status.state}: {commit_status.text}" if commit_status else None
 
 
 def first() -> Announcement:
-    found = announcement(JOB, PLACE, None, NOW)
-    assert found is not None
-    return found
+    commit_status = announcement(JOB, PLACE, None, NOW)
+    assert commit_status is not None
+    return commit_status
 
 
 def test_a_job_that_waits() -> None:
@@ -75,30 +77,30 @@ def test_what_is_not_worth_a_word() -> None:
 
 
 def test_only_what_is_new_and_not_too_often() -> None:
-    said = first()
+    previous = first()
     nearer = PLACE._replace(position=2)
-    assert say(JOB, PLACE, said, NOW + timedelta(hours=1)) is None
-    assert say(JOB, nearer, said, NOW + EVERY - timedelta(seconds=1)) is None
-    assert say(JOB, nearer, said, NOW + EVERY) is not None
-    assert say(JOB, PLACE._replace(start=NOW + timedelta(minutes=43)), said, NOW + EVERY) is None, (
+    assert say(JOB, PLACE, previous, NOW + timedelta(hours=1)) is None
+    assert say(JOB, nearer, previous, NOW + EVERY - timedelta(seconds=1)) is None
+    assert say(JOB, nearer, previous, NOW + EVERY) is not None
+    assert say(JOB, PLACE._replace(start=NOW + timedelta(minutes=43)), previous, NOW + EVERY) is None, (
         "the same five minutes"
     )
 
 
 def test_the_end_is_said_at_once() -> None:
-    said = first()
+    previous = first()
     taken = replace(JOB, state=JobState.RUNNING, runner="one", started=NOW + timedelta(minutes=9))
-    assert say(taken, None, said) == "success: It waited 12 min"
-    assert say(replace(taken, state=JobState.COMPLETED), None, said) == "success: It waited 12 min"
-    assert say(replace(JOB, state=JobState.COMPLETED), None, said) == "success: It left the queue before it ran"
+    assert say(taken, None, previous) == "success: It waited 12 min"
+    assert say(replace(taken, state=JobState.COMPLETED), None, previous) == "success: It waited 12 min"
+    assert say(replace(JOB, state=JobState.COMPLETED), None, previous) == "success: It left the queue before it ran"
     refused = replace(JOB, state=JobState.REFUSED, reason="ada is in no team that may use this", changed=NOW)
-    assert say(refused, None, said) == say(refused) == "error: ada is in no team that may use this"
+    assert say(refused, None, previous) == say(refused) == "error: ada is in no team that may use this"
     assert say(replace(refused, changed=NOW - timedelta(hours=2))) is None
 
 
 def test_memory_is_text() -> None:
-    said = {"github.com/7": first()}
-    assert read_said(write_said(said)) == said
+    announcements = {"github.com/7": first()}
+    assert read_said(write_said(announcements)) == announcements
     for text in ("", "[]", "{", '{"a": 5}', '{"a": [1]}', '{"a": [1, 2, 3, 4, 5, "soon"]}', "[" * 100_000):
         assert read_said(text) == {}
 
@@ -137,18 +139,18 @@ class World:
     def save(self, text: str) -> None:
         self.memory = text
 
-    def permit(self, told: ScriptedAnswer) -> None:
-        self.server.on("POST", f"/api/v3/repos/demo/science/statuses/{SHA}", told)
+    def permit(self, answer: ScriptedAnswer) -> None:
+        self.server.on("POST", f"/api/v3/repos/demo/science/statuses/{SHA}", answer)
 
     def run(
-        self, *jobs: Job, places: Sequence[QueuePlace] = (PLACE,), later: float = 0, known: Job | None = None
+        self, *jobs: Job, places: Sequence[QueuePlace] = (PLACE,), later: float = 0, known_job: Job | None = None
     ) -> int:
         self.at += timedelta(minutes=later)
-        return self.announcer.run(jobs, places, lambda id: known)
+        return self.announcer.run(jobs, places, lambda id: known_job)
 
     @property
     def said(self) -> list[str]:
-        return [one.json["state"] for one in self.server.asked if one.method == "POST"]
+        return [request.json["state"] for request in self.server.asked if request.method == "POST"]
 
 
 @pytest.fixture
@@ -165,10 +167,10 @@ def test_a_job_from_the_queue_to_its_end(world: World) -> None:
     world.begin()
     assert world.run(JOB) == 0, "what was said is known to the next process"
     over = replace(JOB, state=JobState.COMPLETED, runner="one", started=NOW)
-    assert world.run(known=over) == 1, "it is not among those that are not over"
+    assert world.run(known_job=over) == 1, "it is not among those that are not over"
     assert world.said == [PENDING, "success"]
-    assert world.run(known=over, later=10) == 0
-    world.run(known=over, later=200)
+    assert world.run(known_job=over, later=10) == 0
+    world.run(known_job=over, later=200)
     assert read_said(world.memory) == {}
 
 
@@ -186,9 +188,9 @@ def test_where_it_is_not_permitted_it_is_not_tried_all_the_time(world: World, st
     other = replace(JOB, id="github.com/8")
     places = [PLACE, PLACE._replace(job=other.id)]
     world.run(JOB, other, places=places)
-    asked = len(world.server.asked)
+    request_count = len(world.server.asked)
     world.run(JOB, other, places=places, later=59)
-    assert len(world.server.asked) == asked
+    assert len(world.server.asked) == request_count
     world.permit(ScriptedAnswer(201, {}))
     assert world.run(JOB, other, places=places, later=2) == 2
 

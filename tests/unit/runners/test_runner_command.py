@@ -70,9 +70,9 @@ def test_lint_says_what_is_wrong_where_and_ends_with_3(tmp_path: Path, site: Pat
     file.write_text("runners: [{name: a, cloud: openstack, instance_type: gpu_huge, machine_image: i, labels: [l]}]")
     assert run("lint", file)[0] == 0
     code, text = run("lint", file, "--site", site, "-f", "json")
-    found = json.loads(text.partition("]\n")[0] + "]")
+    findings = json.loads(text.partition("]\n")[0] + "]")
     # And not that jobs get nothing, as if that were fine.
-    assert (code, [(one["code"], one["payload"]["line"], one["remedy"]) for one in found]) == (
+    assert (code, [(finding["code"], finding["payload"]["line"], finding["remedy"]) for finding in findings]) == (
         3,
         [("flavor-unknown", 1, "did you mean 'gpu_large'?"), ("permission-unknown", 1, "")],  # a token, no app
     )
@@ -109,8 +109,8 @@ def test_why_not(site: Path) -> None:
         "    yes  started by push: the code is the repository's own",
         f"    no   {refusal}",
     ]
-    told = (*offline, "--users", users, "--role", "write")
-    code, text = run("why", REPOSITORY, "--label", LARGE, "--user", "carla", *told)
+    options = (*offline, "--users", users, "--role", "write")
+    code, text = run("why", REPOSITORY, "--label", LARGE, "--user", "carla", *options)
     assert code == 0
     assert (
         "granted: gpu_large with ubuntu-2404-nvidia-20260914; for 6 h at most; priority 0; no booking ends it" in text
@@ -119,16 +119,16 @@ def test_why_not(site: Path) -> None:
     assert (code, "cannot be told: policy 'geotorch-gpu-policy' (line 59): which role 'carla' has" in text) == (3, True)
     assert "say --role" in text
     fork = ("--event", "pull_request", "--fork", "none")
-    code, text = run("why", REPOSITORY, "--label", LARGE, "--user", "carla", *told, *fork)
+    code, text = run("why", REPOSITORY, "--label", LARGE, "--user", "carla", *options, *fork)
     assert (code, "a pull request from a fork: 'forks: everybody' of runners allows it" in text) == (0, True)
 
 
 def test_why_of_every_runner_as_data(site: Path) -> None:
     code, text = run("why", "geo-forge/llvmdev-feedstock", "--user", "lea", "--team", "llvmdev", "--site", site,
                      "--config", COMMUNITY, "-f", "json")  # fmt: skip
-    data = {one["label"]: one for one in json.loads(text)}
+    data = {resolution["label"]: resolution for resolution in json.loads(text)}
     assert code == 3
-    granted = [label for label, one in data.items() if one["ruling"] == "granted"]
+    granted = [label for label, resolution in data.items() if resolution["ruling"] == "granted"]
     assert granted == [LARGE, "cirun-openstack-gpu-dev"]
     assert data[LARGE]["wanted"] == {
         "kind": LARGE,
@@ -237,9 +237,9 @@ ORG = {"organization": "geo-forge", "token_file": "t"}
 def test_what_a_site_cannot_say_of_runners(
     tmp_path: Path, runners: Mapping[str, Any], more: Mapping[str, Any], says: str
 ) -> None:
-    found = problems(tmp_path, runners, **more)
-    assert len(found) == 1, found
-    assert says in found[0]
+    messages = problems(tmp_path, runners, **more)
+    assert len(messages) == 1, messages
+    assert says in messages[0]
 
 
 def test_a_site_may_say_all_of_it(tmp_path: Path) -> None:

@@ -59,13 +59,13 @@ def test_what_the_kernel_wrote_into_a_line_is_repaired_by_the_repetition() -> No
 
 def test_what_has_scrolled_away_is_in_the_repetition() -> None:
     end = DONE[DONE.index("gpuyard-runner: log begins") :]
-    found = read("x" * 200_000 + "\n" + end)
-    assert (found.gpu, found.online, found.job, found.over) == (GpuVerdict.OK, True, JobProgress.FINISHED, True)
+    console = read("x" * 200_000 + "\n" + end)
+    assert (console.gpu, console.online, console.job, console.over) == (GpuVerdict.OK, True, JobProgress.FINISHED, True)
 
 
 def test_a_failed_check_and_a_missing_runner_have_their_reasons() -> None:
-    found = read("gpuyard-runner: gpu failed nvidia-smi has not answered in 60 s\n")
-    assert (found.gpu, found.gpu_words) == (GpuVerdict.FAILED, "nvidia-smi has not answered in 60 s")
+    console = read("gpuyard-runner: gpu failed nvidia-smi has not answered in 60 s\n")
+    assert (console.gpu, console.gpu_words) == (GpuVerdict.FAILED, "nvidia-smi has not answered in 60 s")
     assert read("gpuyard-runner: failed the image has no runner\n").failed == "the image has no runner"
 
 
@@ -91,16 +91,16 @@ def test_a_log_has_no_escapes() -> None:
 @example("gpuyard-runner: ")
 @example("gpuyard-runner: gpu\ngpuyard-runner: gpu ok\ngpuyard-runner: job\ngpuyard-runner: failed")
 def test_any_text_can_be_read(text: str) -> None:
-    found = read("gpuyard-runner: " + text)
-    assert len(found.gpu_words) <= MOST_WORDS
-    assert len(found.failed) <= MOST_WORDS
-    for shown in (found.log.replace("\n", ""), found.gpu_words, found.failed, found.result):
+    console = read("gpuyard-runner: " + text)
+    assert len(console.gpu_words) <= MOST_WORDS
+    assert len(console.failed) <= MOST_WORDS
+    for shown in (console.log.replace("\n", ""), console.gpu_words, console.failed, console.result):
         assert shown.isprintable()
 
 
 @pytest.mark.parametrize("piece", ["gpuyard-runner: ", "\x1b[", "\x1b[0;", "gpuyard-runner: log begins\n| ", "\n", "é"])
 def test_a_large_text_takes_no_time(piece: str) -> None:
     started = perf_counter()
-    found = read(piece * (8_000_000 // len(piece)))
+    console = read(piece * (8_000_000 // len(piece)))
     assert perf_counter() - started < 1
-    assert len(found.log) <= MOST_LOG
+    assert len(console.log) <= MOST_LOG

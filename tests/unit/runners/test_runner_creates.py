@@ -59,16 +59,16 @@ def test_a_server_that_comes_after_its_answer_was_lost_is_deleted_and_its_job_ru
 ) -> None:
     """Within LATE its name is looked for; after it the GPU is another runner's, and the late one is swept."""
     world, job = with_job(tmp_path)
-    create, asked = world.nova.create, []
+    create, requests = world.nova.create, []
 
     def hangs(wish: ServerWish) -> str:
         world.nova.create = create  # type: ignore[method-assign]
-        asked.append((world.clock(), wish))
+        requests.append((world.clock(), wish))
         raise ServerError("504 Gateway Time-out", 504, ServerProblem.UNKNOWN)
 
     world.nova.create = hangs  # type: ignore[method-assign]
-    world.until(lambda: bool(asked), seconds=1)
-    (at, wish) = asked[0]
+    world.until(lambda: bool(requests), seconds=1)
+    (at, wish) = requests[0]
     world.until(lambda: (world.clock() - at).total_seconds() >= late, seconds=1)
     assert bool(world.nova.posts) is (late > LATE.total_seconds()), "the GPU was given back after LATE"
     server = create(wish)

@@ -99,19 +99,19 @@ def test_a_branch_is_read_from_branches_alone() -> None:
 def test_nobody_asks_about_pull_requests_of_the_repositorys_own_branches(tmp_path: Path, kind: str) -> None:
     """Private ones may be read with 'Pull requests: read' alone, which nobody needs for this."""
     world = world_of(tmp_path)
-    asked = refuse(world, "/pulls", forbidden("pull_requests=read"))
+    paths = refuse(world, "/pulls", forbidden("pull_requests=read"))
     (id,) = pull_request(world, kind).jobs
     world.until(lambda: world.job(id).status == COMPLETED, hours=1)
     assert world.job(id).conclusion == "success"
-    assert asked == []
+    assert paths == []
 
 
 @pytest.mark.parametrize("kind", LABELS)
 def test_a_job_is_refused_when_a_permission_stays_away(tmp_path: Path, kind: str) -> None:
     world = world_of(tmp_path, "members")
-    asked = refuse(world, "/pulls", forbidden("pull_requests=read"))
+    paths = refuse(world, "/pulls", forbidden("pull_requests=read"))
     pull_request(world, kind, head="mallory/science", association="MEMBER")
-    world.until(lambda: bool(asked), hours=1)
+    world.until(lambda: bool(paths), hours=1)
     job = our_only_job(world)
     assert job.state is JobState.QUEUED
     assert "needs one of these permissions: pull_requests=read" in job.reason

@@ -118,14 +118,14 @@ def test_a_gpu_that_the_driver_does_not_see(check: Check) -> None:
 
 def test_a_gpu_with_memory_errors(check: Check) -> None:
     broken = SECOND[:-1] + "3"
-    found = check(GPU, GPU, smi=answers(V100, broken), wanted=2)
-    assert found == (1, "00000000:06:00.0 has 3 uncorrected ECC errors")
+    verdict = check(GPU, GPU, smi=answers(V100, broken), wanted=2)
+    assert verdict == (1, "00000000:06:00.0 has 3 uncorrected ECC errors")
 
 
 def test_a_gpu_of_which_the_driver_complains(check: Check) -> None:
     log = "[   12.1] NVRM: loading\n[   14.2] NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
-    found = check(GPU, smi=answers(V100), dmesg=log)
-    assert found == (1, "the kernel log has NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.")
+    verdict = check(GPU, smi=answers(V100), dmesg=log)
+    assert verdict == (1, "the kernel log has NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.")
 
 
 def test_amd_gpus(check: Check) -> None:
@@ -133,8 +133,8 @@ def test_amd_gpus(check: Check) -> None:
 
 
 def test_amd_gpus_without_a_driver(check: Check) -> None:
-    found = check("1002 038000")
-    assert found == (1, "1 AMD GPUs are on the PCI bus, and no driver of the image has taken them")
+    verdict = check("1002 038000")
+    assert verdict == (1, "1 AMD GPUs are on the PCI bus, and no driver of the image has taken them")
 
 
 def test_an_amd_gpu_with_memory_errors(check: Check) -> None:
@@ -179,7 +179,7 @@ def test_the_user_data_has_one_secret_and_only_root_reads_it() -> None:
     text = user_data("gpuyard-v100-c3k8x2m9", "c2VjcmV0", 2, ANY_JOB)
     assert text.startswith("#cloud-config\n")
     assert text.count("c2VjcmV0") == 1
-    files = {one["path"]: one for one in YAML(typ="safe").load(text)["write_files"]}
+    files = {file["path"]: file for file in YAML(typ="safe").load(text)["write_files"]}
     secret = files["/run/gpuyard/jitconfig"]
     assert (secret["content"], secret["permissions"], secret["owner"]) == ("c2VjcmV0", "0600", "root:root")
     assert files["/var/lib/gpuyard/gpu-check"]["content"] == CHECK.read_text()

@@ -62,8 +62,8 @@ def store(tmp_path: Path) -> Iterator[RunnerStore]:
 
 def began(store: RunnerStore, labels: list[str], runner: str = "ours", repository: str = "demo/x") -> Job | None:
     """What is written of a job of which the first word is that it runs."""
-    told = {"id": 1, "run_id": 7, "labels": labels, "status": "in_progress", "runner_name": runner}
-    body = {"action": "in_progress", "workflow_job": told, "repository": {"full_name": repository}}
+    workflow_job = {"id": 1, "run_id": 7, "labels": labels, "status": "in_progress", "runner_name": runner}
+    body = {"action": "in_progress", "workflow_job": workflow_job, "repository": {"full_name": repository}}
     store.keep_delivery(HookDelivery("guid", "demo", "workflow_job", NOW, json.dumps(body).encode()))
     run_intake(store)
     return store.job("github.com/1")
@@ -138,8 +138,8 @@ def test_a_job_that_breaks_us_keeps_nobody_from_the_others(store: RunnerStore, m
         return settle(self, job)
 
     monkeypatch.setattr(NoForks, "settle", fail)
-    one = Job("github.com/1", "demo/x", ("self-hosted", "cirun-gpu"), JobState.QUEUED, NOW, "demo")
-    store.put([one, replace(one, id="github.com/2")])
+    first_job = Job("github.com/1", "demo/x", ("self-hosted", "cirun-gpu"), JobState.QUEUED, NOW, "demo")
+    store.put([first_job, replace(first_job, id="github.com/2")])
     run_intake(store)
     assert [(job.id, job.state, job.reason) for job in store.latest_jobs(frozenset(JobState))] == [
         ("github.com/2", JobState.REFUSED, "it is from a fork"),

@@ -47,8 +47,8 @@ def rules(forks: str = "never", *, repository: str = "", run: int = 0, **site: A
         name="r", state=RunnerState.REQUESTED, scope="codertocat", repository=repository, labels=("gpu",),
         spec=ServerSpec("gpu", (choice,), timedelta(hours=1)), choice=choice, created=NOW, changed=NOW,
     )  # fmt: skip
-    told: dict[str, Any] = json.loads(guest_rules(runner, enrolment, SiteRunners.model_validate(stated), run))
-    return told
+    job_rules: dict[str, Any] = json.loads(guest_rules(runner, enrolment, SiteRunners.model_validate(stated), run))
+    return job_rules
 
 
 FORK = "mallory/Hello-World"
@@ -92,7 +92,7 @@ def hook(tmp_path: Path) -> Path:
 def work(folder: Path, event: dict[str, Any] | None, **environment: str) -> subprocess.CompletedProcess[str]:
     if event is not None:
         (folder / "event.json").write_text(json.dumps(event))
-    known = {
+    variables = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "ACTIONS_RUNNER_HOOK_JOB_STARTED": str(folder / "job-started.sh"),
         "GITHUB_REPOSITORY": HELLO,
@@ -102,7 +102,7 @@ def work(folder: Path, event: dict[str, Any] | None, **environment: str) -> subp
         **environment,
     }
     command = [sys.executable, "worker.py"]
-    return subprocess.run(command, cwd=folder, env=known, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
 
 
 def test_a_job_that_may_run_does(hook: Path) -> None:

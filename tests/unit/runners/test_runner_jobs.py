@@ -57,17 +57,17 @@ CANCELLED = update(JobState.COMPLETED, started=QUEUED_AT, completed=COMPLETED_AT
 
 
 def after(*updates: JobUpdate, job: Job | None = None) -> Job:
-    for number, one in enumerate(updates):
-        job = merge(job, one, NOW + timedelta(seconds=number))
+    for number, job_update in enumerate(updates):
+        job = merge(job, job_update, NOW + timedelta(seconds=number))
     assert job is not None
     return job
 
 
 @given(st.lists(st.sampled_from([HELD, QUEUED, TAKEN, AGAIN, BARE, TRUTH])), st.data())
 def test_any_order_and_number_that_has_the_truth_gives_the_same_job(some: list[JobUpdate], data: st.DataObject) -> None:
-    told = data.draw(st.permutations([*some, TRUTH]))
-    found = replace(after(*told), changed=None)
-    assert found == replace(after(TRUTH), changed=None)
+    updates = data.draw(st.permutations([*some, TRUTH]))
+    job = replace(after(*updates), changed=None)
+    assert job == replace(after(TRUTH), changed=None)
 
 
 @given(st.lists(st.sampled_from([HELD, QUEUED, TAKEN, AGAIN, BARE, TRUTH, CANCELLED]), min_size=1), st.data())
@@ -79,8 +79,8 @@ def test_order_never_matters(told: list[JobUpdate], data: st.DataObject) -> None
 @given(st.lists(st.sampled_from([HELD, QUEUED, TAKEN, AGAIN, BARE, TRUTH, CANCELLED]), min_size=1))
 def test_what_was_said_before_changes_nothing(told: list[JobUpdate]) -> None:
     job = after(*told)
-    for one in told:
-        assert merge(job, one, NOW + timedelta(days=1)) is job
+    for job_update in told:
+        assert merge(job, job_update, NOW + timedelta(days=1)) is job
 
 
 def test_states_go_forward() -> None:
@@ -92,8 +92,8 @@ def test_states_go_forward() -> None:
 
 
 def test_a_job_that_its_runner_did_not_take_has_the_later_runner() -> None:
-    for told in ((TAKEN, AGAIN), (AGAIN, TAKEN)):
-        job = after(QUEUED, *told)
+    for updates in ((TAKEN, AGAIN), (AGAIN, TAKEN)):
+        job = after(QUEUED, *updates)
         assert (job.runner, job.started) == ("second", AGAIN.started)
 
 
@@ -105,14 +105,14 @@ def test_a_job_that_is_cancelled_in_the_queue_never_ran() -> None:
 
 def test_the_earliest_time_is_when_it_was_queued() -> None:
     later = replace(QUEUED, queued=QUEUED_AT + timedelta(minutes=1))
-    for told in ((QUEUED, later), (later, QUEUED), (BARE, QUEUED)):
-        assert after(*told).queued == QUEUED_AT
+    for updates in ((QUEUED, later), (later, QUEUED), (BARE, QUEUED)):
+        assert after(*updates).queued == QUEUED_AT
 
 
 def test_how_it_went_may_be_told_later() -> None:
     guess = update(JobState.COMPLETED, conclusion="unknown")
-    for told in ((guess, TRUTH), (TRUTH, guess)):
-        assert after(QUEUED, *told).conclusion == "success"
+    for updates in ((guess, TRUTH), (TRUTH, guess)):
+        assert after(QUEUED, *updates).conclusion == "success"
     assert after(guess).conclusion == "unknown"
 
 
@@ -127,8 +127,13 @@ def test_what_is_ours_stays_and_a_reason_goes_with_its_state() -> None:
 @pytest.mark.parametrize("state", [JobState.REFUSED, JobState.FAILED])
 def test_a_job_that_we_are_done_with_stays_so_but_shows_who_runs_it(state: JobState) -> None:
     job = replace(after(QUEUED), state=state, reason="not allowed")
-    told = after(TAKEN, TRUTH, job=job)
-    assert (told.state, told.reason, told.runner, told.conclusion) == (state, "not allowed", "second", "success")
+    merged = after(TAKEN, TRUTH, job=job)
+    assert (merged.state, merged.reason, merged.runner, merged.conclusion) == (
+        state,
+        "not allowed",
+        "second",
+        "success",
+    )
 
 
 def test_a_number_of_another_repository_says_nothing_of_this_job() -> None:
@@ -172,19 +177,25 @@ KEYS = ["id", "run_id", "run_attempt", "status", "labels", "name", "runner_name"
 
 @given(st.dictionaries(st.sampled_from([*KEYS, "started_at", "completed_at", "head_sha"]), JSON))
 def test_a_job_of_any_shape_is_read_or_left(job: dict[str, Any]) -> None:
-    found = workflow_job(job, "a/b", "a", "github.com", action="queued")
-    assert found is None or merge(None, found, NOW).id == found.id
+    job_update = workflow_job(job, "a/b", "a", "github.com", action="queued")
+    assert job_update is None or merge(None, job_update, NOW).id == job_update.id
 
 
 def test_what_github_says_again_is_no_news(tmp_path: Path) -> None:
-    told = {"id": 7, "created_at": "2026-11-22T05:00:00.6Z", "status": "completed", "runner_name": "one", "labels": []}
-    told |= {"started_at": "2026-11-22T05:01:00.123Z", "completed_at": "2026-11-22T05:02:00.987Z"}
-    said = workflow_job(told, "a/b", "a", "github.com")
-    assert said is not None
+    payload = {
+        "id": 7,
+        "created_at": "2026-11-22T05:00:00.6Z",
+        "status": "completed",
+        "runner_name": "one",
+        "labels": [],
+    }
+    payload |= {"started_at": "2026-11-22T05:01:00.123Z", "completed_at": "2026-11-22T05:02:00.987Z"}
+    job_update = workflow_job(payload, "a/b", "a", "github.com")
+    assert job_update is not None
     with contextlib.closing(Database(f"sqlite:///{tmp_path / 'jobs.db'}")) as database:
         book = JobRepository(RunnerStore(database), lambda: NOW)
-        assert [one.id for one in book.update([said])] == ["github.com/7"]
-        assert book.update([said]) == []
+        assert [job.id for job in book.update([job_update])] == ["github.com/7"]
+        assert book.update([job_update]) == []
 
 
 @pytest.mark.parametrize(
@@ -219,10 +230,10 @@ def test_bodies_that_break_readers() -> None:
 
 def test_no_field_is_longer_than_its_bound_or_has_controls() -> None:
     job = {"id": 1, "status": "queued", "name": "\x1b[2J" + "x" * 10_000, "labels": ["y" * 10_000, "", 5] * 200}
-    found = workflow_job(job, "a/b", "a", "github.com")
-    assert found is not None
-    assert "\x1b" not in found.name
-    assert len(found.name) < 300
-    assert len(found.labels) <= fields.MOST_LABELS
-    assert {len(label) for label in found.labels} == {fields.LONGEST_LABEL}
+    job_update = workflow_job(job, "a/b", "a", "github.com")
+    assert job_update is not None
+    assert "\x1b" not in job_update.name
+    assert len(job_update.name) < 300
+    assert len(job_update.labels) <= fields.MOST_LABELS
+    assert {len(label) for label in job_update.labels} == {fields.LONGEST_LABEL}
     assert fields.whole({"id": True}, "id") == fields.whole({"id": -1}, "id") == fields.whole({"id": 2**70}, "id") == 0

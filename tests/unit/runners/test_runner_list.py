@@ -55,10 +55,10 @@ def url(portal: RunnerPortal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in ("GPUYARD_URL", "OS_CLOUD", "OS_AUTH_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TZ", "UTC")
-    with serving(portal.app) as found:
-        path = write_clouds(tmp_path, found, (ADA, ROOT), lambda one: token_of(one)["X-Auth-Token"])
+    with serving(portal.app) as base_url:
+        path = write_clouds(tmp_path, base_url, (ADA, ROOT), lambda person: token_of(person)["X-Auth-Token"])
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(path))
-        yield found
+        yield base_url
 
 
 def invoke(who: str, *words: str) -> Result:
@@ -81,14 +81,14 @@ def test_runners(url: str) -> None:
     }  # fmt: skip
     assert rows[2]["Since"] == "2026-11-23T11:59:00Z", "when it was asked for: it is not online yet"
     ended = data("ada", "list", "--all")[3:]
-    assert {(row["Name"], row["Cause"]) for row in ended} == {(one.name, one.cause) for one in ENDED}
+    assert {(row["Name"], row["Cause"]) for row in ended} == {(runner.name, runner.cause) for runner in ENDED}
     assert {row["Since"] for row in ended} == {"2026-11-23T09:00:00Z"}
 
 
 def test_what_is_wrong_with_github_is_told_to_admins_beside_the_list(url: str) -> None:
-    told = invoke("root", "list", "-f", "value", "-c", "Name")
-    assert told.stdout.splitlines() == [BUSY.name, IDLE.name, COMING.name]
-    assert told.stderr == "scale set gpuyard-v100 of acme: GitHub: 503\n"
+    result = invoke("root", "list", "-f", "value", "-c", "Name")
+    assert result.stdout.splitlines() == [BUSY.name, IDLE.name, COMING.name]
+    assert result.stderr == "scale set gpuyard-v100 of acme: GitHub: 503\n"
     assert invoke("ada", "list").stderr == ""
 
 
@@ -106,7 +106,7 @@ def test_jobs_run_and_then_wait_in_the_order_of_their_turns(url: str) -> None:
 
 def test_jobs_of_before_and_of_one_repository(url: str) -> None:
     rows = data("ada", "jobs", "--all")
-    assert [row["ID"] for row in rows[3:]] == [REFUSED.id, *(one.id for one in OVER)]
+    assert [row["ID"] for row in rows[3:]] == [REFUSED.id, *(job.id for job in OVER)]
     assert [row["Reason"] for row in rows[3:]] == [REFUSED.reason, "success", "failure", "cancelled"]
     assert [row["ID"] for row in data("ada", "jobs", "--all", "--repository", "acme/x")] == [NASTY_JOB.id]
     assert data("ada", "jobs", "--repository", "acme/none") == []
@@ -122,12 +122,12 @@ def test_a_job_by_itself(url: str) -> None:
     job = data("ada", "show", RUNNING.id)
     assert (job["id"], job["state"], job["started"]) == (RUNNING.id, "running", "2026-11-23T10:27:00Z")
     assert job["runners"] == f"gpuyard-v100-bad {BUSY.name}"
-    assert [one["text"] for one in job["events"]][2:] == ["online at GitHub", "GitHub gave it the job"]
+    assert [event["text"] for event in job["events"]][2:] == ["online at GitHub", "GitHub gave it the job"]
     waits = data("ada", "show", NASTY_JOB.id)
     assert (waits["pool"], waits["position"], waits["starts_by"]) == ("v100", 1, "2026-11-23T16:27:00Z")
-    told = invoke("ada", "show", RUNNING.id).stdout
-    assert "| conclusion" in told
-    assert "GitHub gave it the job" in told
+    output = invoke("ada", "show", RUNNING.id).stdout
+    assert "| conclusion" in output
+    assert "GitHub gave it the job" in output
     assert invoke("ada", "show", RUNNING.id, "-f", "value", "-c", "state").stdout == "running\n"
     assert isinstance(invoke("ada", "show", RUNNING.id, "-c", "nonsense").exception, UsageError)
 
@@ -135,22 +135,22 @@ def test_a_job_by_itself(url: str) -> None:
 def test_a_runner_by_itself(url: str) -> None:
     runner = data("ada", "show", BUSY.name)
     assert (runner["name"], runner["job"], runner["hosts"]) == (BUSY.name, RUNNING.id, "gpu-1/0000:a3:00.0")
-    assert [one["runner"] for one in runner["events"]] == [BUSY.name] * 3, "nothing of the job's other runners"
+    assert [event["runner"] for event in runner["events"]] == [BUSY.name] * 3, "nothing of the job's other runners"
     assert data("ada", "show", IDLE.name)["events"] == []
     assert data("ada", "show", "gpuyard-v100-bad")["cause"] == "gpu-check"
 
 
 def test_a_log_cannot_steer_a_terminal(url: str, portal: RunnerPortal) -> None:
     for words in ((RUNNING.id,), (BUSY.name,)):
-        told = invoke("ada", "show", *words, "--log").stdout
-        assert told.splitlines()[0] == "Running job: test"
-        assert told.splitlines()[-1] == "Job test completed with result: Failed"
-        assert len(told.splitlines()) == len(LOG.splitlines())
-        assert "\\u202egnp.exe" in told
-        assert not set(told) & {"\x1b", "\u202e"}
+        output = invoke("ada", "show", *words, "--log").stdout
+        assert output.splitlines()[0] == "Running job: test"
+        assert output.splitlines()[-1] == "Job test completed with result: Failed"
+        assert len(output.splitlines()) == len(LOG.splitlines())
+        assert "\\u202egnp.exe" in output
+        assert not set(output) & {"\x1b", "\u202e"}
     portal.runners.put_log(BUSY.name, '{"\x9b2J": ["\x1b[2J"]}\rgone\n\tdone', NOON)
-    told = invoke("ada", "show", RUNNING.id, "--log").stdout
-    assert told == '{"\\x9b2J": ["\\x1b[2J"]}\ngone\n        done\n'
+    output = invoke("ada", "show", RUNNING.id, "--log").stdout
+    assert output == '{"\\x9b2J": ["\\x1b[2J"]}\ngone\n        done\n'
 
 
 def test_no_log(url: str) -> None:
@@ -193,7 +193,7 @@ def test_where_runners_are_public_an_address_is_enough(url: str) -> None:
     assert len(data("", "list", "--url", url)) == 3
     assert len(data("", "jobs", "--url", url)) == 3
     job = data("", "show", RUNNING.id, "--url", url)
-    assert [one["text"] for one in job["events"]] == ["queued at GitHub"]
+    assert [event["text"] for event in job["events"]] == ["queued at GitHub"]
     refused = invoke("", "show", RUNNING.id, "--log", "--url", url).exception
     assert isinstance(refused, UsageError)
     assert "only to who is logged in, and no cloud is named" in str(refused)

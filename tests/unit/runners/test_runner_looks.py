@@ -67,8 +67,8 @@ def test_a_missing_server_that_cannot_be_asked_for_hides_no_other(
     world, runners = starting(tmp_path)
     controller = world.runners.controller
     world.step(5)
-    for one in runners[:2]:
-        del world.nova.servers[one.server_id]
+    for vanished in runners[:2]:
+        del world.nova.servers[vanished.server_id]
     dumb(world, monkeypatch, runners[0].server_id)
     controller.look_at_nova()
     assert [controller.sights.of(runner, None).gone for runner in runners] == [False, True, False]

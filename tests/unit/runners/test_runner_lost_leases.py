@@ -92,8 +92,10 @@ def test_an_idle_runner_that_has_lost_its_lease_goes(
     if not github:
         silence(world)
     assert takes(world) <= limit
-    ended = [one for one in [*world.store.runners(), *world.store.runners(over=True)] if one.cause is Cause.BOOKING]
-    assert {one.reason for one in ended} == {MADE_WAY}
+    ended = [
+        runner for runner in [*world.store.runners(), *world.store.runners(over=True)] if runner.cause is Cause.BOOKING
+    ]
+    assert {runner.reason for runner in ended} == {MADE_WAY}
     assert len(ended) == 2
 
 
@@ -117,17 +119,17 @@ def test_a_console_that_cannot_be_read_may_say_that_there_is_a_job(
     """Nobody is in a hurry: neither one that was online goes, nor one that never was, for all that is known."""
     world = with_set(tmp_path, idle=[{"count": 1}])
     world.until(lambda: bool(in_state(world, RunnerState.IDLE)))
-    (one,) = world.store.runners()
+    (idle_runner,) = world.store.runners()
     executor = world.runners.controller.executor
     silence(world)
     with monkeypatch.context() as patched:
         patched.setattr(world.nova, "console", unreadable)
-        for runner in (one, replace(one, online=None)):
+        for runner in (idle_runner, replace(idle_runner, online=None)):
             with pytest.raises(GitHubError):
                 executor.let_go(runner, Cause.NOT_NEEDED, "no job needs it")
     assert in_state(world, RunnerState.IDLE)
-    world.nova.servers[one.server_id].console += "gpuyard-runner: job started\n"
-    executor.let_go(one, Cause.NOT_NEEDED, "no job needs it")
+    world.nova.servers[idle_runner.server_id].console += "gpuyard-runner: job started\n"
+    executor.let_go(idle_runner, Cause.NOT_NEEDED, "no job needs it")
     assert in_state(world, RunnerState.BUSY)
 
 
@@ -158,23 +160,23 @@ def test_a_runner_that_never_came_online_goes_without_github(tmp_path: Path) -> 
     silence(world)
     limit = world._site.register_within + world._site.boot
     assert takes(world) <= limit + SECONDS
-    (one,) = world.store.runners()
-    assert one.cause is Cause.REGISTRATION_TIMEOUT
+    (runner,) = world.store.runners()
+    assert runner.cause is Cause.REGISTRATION_TIMEOUT
 
 
 def test_an_idle_runner_that_nobody_needs_stays_until_github_answers(tmp_path: Path) -> None:
     """GitHub may have given it a job, and we would be the last to know."""
     world = with_set(tmp_path, idle=[{"count": 1}])
     world.until(lambda: bool(in_state(world, RunnerState.IDLE)))
-    (one,) = world.store.runners()
+    (runner,) = world.store.runners()
     executor, handle = world.runners.controller.executor, world.github.handle
     silence(world)
     for _ in range(60):
         world.step(60)
-        world.runners.controller._let_go(one, Cause.NOT_NEEDED, "no job needs it", world.clock())
+        world.runners.controller._let_go(runner, Cause.NOT_NEEDED, "no job needs it", world.clock())
     assert in_state(world, RunnerState.IDLE)
     assert world.nova.servers
-    world.nova.servers[one.server_id].console += "gpuyard-runner: job started\n"
-    executor.let_go(one, Cause.NOT_NEEDED, "no job needs it")
+    world.nova.servers[runner.server_id].console += "gpuyard-runner: job started\n"
+    executor.let_go(runner, Cause.NOT_NEEDED, "no job needs it")
     assert in_state(world, RunnerState.BUSY), "its console says that it has a job"
     world.github.handle = handle  # type: ignore[method-assign]

@@ -81,7 +81,7 @@ class Elements(HTMLParser):
 
 def test_the_queue_has_places_reasons_and_times(portal: RunnerPortal) -> None:
     queue = get(portal.browser(ADA).client, "/v1/queue")
-    assert [one["id"] for one in queue["jobs"]] == [WAITING.id, NASTY_JOB.id]
+    assert [job["id"] for job in queue["jobs"]] == [WAITING.id, NASTY_JOB.id]
     assert queue["jobs"][1]["place"] == {
         "pool": "v100",
         "position": 1,
@@ -103,9 +103,9 @@ def test_jobs_can_be_asked_for(portal: RunnerPortal) -> None:
     ada = portal.browser(ADA).client
 
     def ids(query: str = "") -> list[str]:
-        return [one["id"] for one in get(ada, f"/v1/jobs{query}")["jobs"]]
+        return [job["id"] for job in get(ada, f"/v1/jobs{query}")["jobs"]]
 
-    newest_first = [NASTY_JOB.id, WAITING.id, REFUSED.id, RUNNING.id, *(one.id for one in OVER)]
+    newest_first = [NASTY_JOB.id, WAITING.id, REFUSED.id, RUNNING.id, *(job.id for job in OVER)]
     assert ids() == newest_first
     assert ids("?state=running&state=refused") == [REFUSED.id, RUNNING.id]
     assert ids("?repository=acme/x") == [NASTY_JOB.id]
@@ -121,8 +121,8 @@ def test_a_job_has_its_runners_and_its_timeline(portal: RunnerPortal) -> None:
     ada = portal.browser(ADA).client
     job = get(ada, f"/v1/jobs/{RUNNING.id}")
     assert (job["state"], job["runner"], job["place"]) == ("running", BUSY.name, None)
-    assert [one["name"] for one in job["runners"]] == ["gpuyard-v100-bad", BUSY.name]
-    assert [one["text"] for one in job["events"]] == [
+    assert [runner["name"] for runner in job["runners"]] == ["gpuyard-v100-bad", BUSY.name]
+    assert [event["text"] for event in job["events"]] == [
         "queued at GitHub",
         f"server made on {EVIL}",
         "online at GitHub",
@@ -144,12 +144,12 @@ def test_a_log_is_plain_text(portal: RunnerPortal) -> None:
 
 def test_runners_and_what_is_wrong(portal: RunnerPortal) -> None:
     ada, root = portal.browser(ADA).client, portal.browser(ROOT).client
-    told = get(root, "/v1/runners?ended=10")
-    assert [one["name"] for one in told["runners"]][:3] == [BUSY.name, IDLE.name, "gpuyard-v100-b00t"]
-    assert [one["cause"] for one in told["runners"]] == [None, None, None, "finished", "gpu-check"]
-    assert told["runners"][0]["hosts"] == ["gpu-1/0000:a3:00.0"]
-    assert told["errors"] == ["scale set gpuyard-v100 of acme: GitHub: 503"]
-    assert told["sets"][0]["error"] == "GitHub: 503"
+    answer = get(root, "/v1/runners?ended=10")
+    assert [runner["name"] for runner in answer["runners"]][:3] == [BUSY.name, IDLE.name, "gpuyard-v100-b00t"]
+    assert [runner["cause"] for runner in answer["runners"]] == [None, None, None, "finished", "gpu-check"]
+    assert answer["runners"][0]["hosts"] == ["gpu-1/0000:a3:00.0"]
+    assert answer["errors"] == ["scale set gpuyard-v100 of acme: GitHub: 503"]
+    assert answer["sets"][0]["error"] == "GitHub: 503"
     mine = get(ada, "/v1/runners")
     assert (len(mine["runners"]), mine["errors"], mine["sets"][0]["error"]) == (3, [], "")
     assert mine["sets"][0]["assigned"] == 2
@@ -214,14 +214,14 @@ def test_a_public_site_shows_queue_and_history_to_everybody(public: RunnerPortal
     assert len(get(nobody, "/v1/queue")["jobs"]) == 2
     assert len(get(nobody, "/v1/jobs")["jobs"]) == 7
     runners = get(nobody, "/v1/runners?ended=5")
-    assert {(tuple(one["hosts"]), one["reason"]) for one in runners["runners"]} == {((), "")}
+    assert {(tuple(runner["hosts"]), runner["reason"]) for runner in runners["runners"]} == {((), "")}
     assert (runners["errors"], runners["sets"][0]["error"]) == ([], "")
     job = get(nobody, f"/v1/jobs/{RUNNING.id}")
-    assert [one["text"] for one in job["events"]] == ["queued at GitHub"], "not what happened to its server"
+    assert [event["text"] for event in job["events"]] == ["queued at GitHub"], "not what happened to its server"
     assert nobody.get(f"/v1/jobs/{RUNNING.id}/log").status_code == 401
-    page, one = nobody.get("/runners").text, nobody.get(f"/job?id={RUNNING.id}").text
+    page, job_page = nobody.get("/runners").text, nobody.get(f"/job?id={RUNNING.id}").text
     for hidden in ("gpu-1/", "nvidia-smi", "GitHub: 503", "Running job: test", "Log out"):
-        assert hidden not in page + one, hidden
+        assert hidden not in page + job_page, hidden
     assert "Log in" in page
     assert "gpu-1/" in public.browser(ADA).client.get("/runners").text, "who has logged in sees more"
 
@@ -294,20 +294,22 @@ def metrics(portal: RunnerPortal) -> dict[tuple[str, str], float]:
 
 
 def test_metrics_say_what_there_is(public: RunnerPortal) -> None:
-    told = metrics(public)
-    assert told["gpuyard_runners", "pool=v100,state=busy"] == 1
-    assert told["gpuyard_runners", "pool=v100,state=registering"] == 0
-    assert told["gpuyard_runner_jobs", "state=queued"] == 2
-    assert (told["gpuyard_runner_queue_jobs", ""], told["gpuyard_runner_queue_oldest_seconds", ""]) == (1, 300)
-    sets = [told[f"gha_{what}", "name=gpuyard-v100"] for what in ("assigned_jobs", "desired_runners", "idle_runners")]
+    samples = metrics(public)
+    assert samples["gpuyard_runners", "pool=v100,state=busy"] == 1
+    assert samples["gpuyard_runners", "pool=v100,state=registering"] == 0
+    assert samples["gpuyard_runner_jobs", "state=queued"] == 2
+    assert (samples["gpuyard_runner_queue_jobs", ""], samples["gpuyard_runner_queue_oldest_seconds", ""]) == (1, 300)
+    sets = [
+        samples[f"gha_{what}", "name=gpuyard-v100"] for what in ("assigned_jobs", "desired_runners", "idle_runners")
+    ]
     assert sets == [2, 3, 1]
-    assert told["github_rate_limit_remaining", "enrolment=acme"] == 4880
+    assert samples["github_rate_limit_remaining", "enrolment=acme"] == 4880
     outcomes = {
-        key: told["gpuyard_runner_github_calls_total", f"enrolment=acme,outcome={key}"]
+        key: samples["gpuyard_runner_github_calls_total", f"enrolment=acme,outcome={key}"]
         for key in ("good", "unchanged", "failed")
     }
     assert outcomes == {"good": 37, "unchanged": 80, "failed": 3}
-    assert told["gha_job_startup_duration_seconds_count", "name="] == 0, "what was before the process does not count"
+    assert samples["gha_job_startup_duration_seconds_count", "name="] == 0, "what was before the process does not count"
 
 
 def test_metrics_add_up_what_happens(public: RunnerPortal) -> None:
@@ -316,27 +318,29 @@ def test_metrics_add_up_what_happens(public: RunnerPortal) -> None:
     begun = replace(WAITING, state=JobState.RUNNING, runner=IDLE.name, started=NOON + 4 * MINUTE)
     public.runners.put([begun], [replace(IDLE, state=RunnerState.FAILED, cause=Cause.LOST, ended=NOON + 4 * MINUTE)])
     for _ in range(2):
-        told = metrics(public)
-        assert told["gha_job_startup_duration_seconds_count", "name=gpuyard-v100"] == 1
-        assert told["gha_job_startup_duration_seconds_sum", "name=gpuyard-v100"] == 24 * 60
-        assert told["gha_job_startup_duration_seconds_bucket", "le=1200.0,name=gpuyard-v100"] == 0
-        assert told["gha_job_startup_duration_seconds_bucket", "le=1800.0,name=gpuyard-v100"] == 1
-        assert told["gpuyard_runner_ends_total", "cause=lost"] == 1
-        assert told["gpuyard_runner_ends_total", "cause=booking"] == 0
+        samples = metrics(public)
+        assert samples["gha_job_startup_duration_seconds_count", "name=gpuyard-v100"] == 1
+        assert samples["gha_job_startup_duration_seconds_sum", "name=gpuyard-v100"] == 24 * 60
+        assert samples["gha_job_startup_duration_seconds_bucket", "le=1200.0,name=gpuyard-v100"] == 0
+        assert samples["gha_job_startup_duration_seconds_bucket", "le=1800.0,name=gpuyard-v100"] == 1
+        assert samples["gpuyard_runner_ends_total", "cause=lost"] == 1
+        assert samples["gpuyard_runner_ends_total", "cause=booking"] == 0
     body = job_hook()
     for headers in (signed(body), signed(body, "wrong"), signed(body, event="ping")):
         public.browser().client.post(HOOK, content=body, headers=headers)
-    told = metrics(public)
-    outcomes = {key: told["gpuyard_runner_webhooks_total", f"outcome={key}"] for key in ("kept", "refused", "ignored")}
+    samples = metrics(public)
+    outcomes = {
+        key: samples["gpuyard_runner_webhooks_total", f"outcome={key}"] for key in ("kept", "refused", "ignored")
+    }
     assert outcomes == {"kept": 1, "refused": 1, "ignored": 1}
 
 
 def test_metrics_of_a_closed_site_name_nobody(portal: RunnerPortal) -> None:
-    told = metrics(portal)
-    assert told["gha_assigned_jobs", "name="] == 2
-    assert told["gpuyard_runner_set_waiting_jobs", "name="] == 3
-    assert told["github_rate_limit_remaining", "enrolment="] == 4880
-    assert not [labels for _, labels in told if "acme" in labels or "gpuyard-v100" in labels]
+    samples = metrics(portal)
+    assert samples["gha_assigned_jobs", "name="] == 2
+    assert samples["gpuyard_runner_set_waiting_jobs", "name="] == 3
+    assert samples["github_rate_limit_remaining", "enrolment="] == 4880
+    assert not [labels for _, labels in samples if "acme" in labels or "gpuyard-v100" in labels]
 
 
 def test_a_tally_counts_each_thing_once_also_late_ones() -> None:

@@ -105,31 +105,31 @@ def test_a_runner_names_the_gpus_that_it_has_and_not_all_of_their_group(tmp_path
     world = SimulatedRunners(tmp_path)
     controller, now = world.runners.controller, world.clock()
     lane = next(lane for lane in world.ledger.lanes("v100") if lane.size > 1)
-    one = ServerChoice("v100", "gpu_tiny", "tiny")
+    single = ServerChoice("v100", "gpu_tiny", "tiny")
     runner = Runner(
-        "r1", RunnerState.CREATING, "demo", "", (), ServerSpec("v100", (one,), HOUR), one, now, now, lease="l1"
+        "r1", RunnerState.CREATING, "demo", "", (), ServerSpec("v100", (single,), HOUR), single, now, now, lease="l1"
     )
-    for choice, gpus in ((one, 1), (replace(one, gpus=lane.size, same_group=True), lane.size)):
+    for choice, gpus in ((single, 1), (replace(single, gpus=lane.size, same_group=True), lane.size)):
         mine = replace(runner, choice=choice)
         lease = replace(leased(mine, now + HOUR, (lane.id,)), claimed=now)
-        found = controller._with_gpus(mine, lease).gpus
-        assert found == tuple(f"{lane.host}/{address}" for address in lane.addresses[:gpus])
+        gpu_names = controller._with_gpus(mine, lease).gpus
+        assert gpu_names == tuple(f"{lane.host}/{address}" for address in lane.addresses[:gpus])
 
 
 def test_what_is_known_of_repositories_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repositories, "MOST", 3)
     world = SimulatedRunners(tmp_path, sets=False)
     (client,) = world.runners.doors.clients.values()
-    known: Any = world.runners.intake._repositories
+    cache: Any = world.runners.intake._repositories
     for number in range(5):
         cirun_repository(world, f"demo/r{number}")
     for number in (*range(5), 3):
-        known.configuration(client.enrolment.name, f"demo/r{number}")
-    assert [name for _, name in known.known()] == ["demo/r2", "demo/r3", "demo/r4"]
+        cache.configuration(client.enrolment.name, f"demo/r{number}")
+    assert [name for _, name in cache.known()] == ["demo/r2", "demo/r3", "demo/r4"]
     for name in ("demo/r8", "demo/r9"):
-        known.configuration(client.enrolment.name, name)
-    assert [name for _, name in known.known()] == ["demo/r3", "demo/r4", "demo/r9"], "one without a file is enough"
-    assert all(isinstance(one.own, CirunFile) for one in known.known().values())
+        cache.configuration(client.enrolment.name, name)
+    assert [name for _, name in cache.known()] == ["demo/r3", "demo/r4", "demo/r9"], "one without a file is enough"
+    assert all(isinstance(configuration.own, CirunFile) for configuration in cache.known().values())
 
 
 def test_a_restarted_process_registers_for_a_set_whose_listener_has_no_session(tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ DONE = Console(gpu=GpuVerdict.OK, online=True, job=JobProgress.FINISHED, result=
 
 
 def became(
-    runner: Runner, seen: RunnerObservation, after: timedelta = timedelta(seconds=30)
+    runner: Runner, observation: RunnerObservation, after: timedelta = timedelta(seconds=30)
 ) -> tuple[RunnerState, Cause | None]:
-    found = progress(runner, seen, PATIENCE, NOW + after)
-    return found.state, found.cause
+    updated = progress(runner, observation, PATIENCE, NOW + after)
+    return updated.state, updated.cause
 
 
 def test_a_gpu_that_fails_is_the_cause_in_whatever_order_it_is_seen() -> None:
@@ -40,19 +40,19 @@ def test_a_gpu_that_fails_is_the_cause_in_whatever_order_it_is_seen() -> None:
         "GitHub has not been asked yet"
     )
     assert became(REGISTERING, RunnerObservation(ON, console=BAD)) == (RunnerState.REGISTERING, None)
-    known = RunnerObservation(OFF, registered=True, online=False)
-    assert became(REGISTERING, known) == (RunnerState.REGISTERING, None)
-    assert became(REGISTERING, replace(known, console=BAD)) == (RunnerState.DELETING, Cause.GPU_CHECK)
-    assert became(CREATING, replace(known, console=BAD)) == (RunnerState.DELETING, Cause.GPU_CHECK), (
+    observation = RunnerObservation(OFF, registered=True, online=False)
+    assert became(REGISTERING, observation) == (RunnerState.REGISTERING, None)
+    assert became(REGISTERING, replace(observation, console=BAD)) == (RunnerState.DELETING, Cause.GPU_CHECK)
+    assert became(CREATING, replace(observation, console=BAD)) == (RunnerState.DELETING, Cause.GPU_CHECK), (
         "off before it was seen on"
     )
 
 
 def test_a_runner_that_was_online_has_a_good_gpu_whatever_it_says() -> None:
     """A job can write to its console."""
-    said = RunnerObservation(ON, registered=True, online=True, console=replace(BAD, over=False))
-    assert became(REGISTERING, said) == (RunnerState.IDLE, None)
-    assert became(IDLE, replace(said, online=False)) == (RunnerState.IDLE, None)
+    observation = RunnerObservation(ON, registered=True, online=True, console=replace(BAD, over=False))
+    assert became(REGISTERING, observation) == (RunnerState.IDLE, None)
+    assert became(IDLE, replace(observation, online=False)) == (RunnerState.IDLE, None)
     assert became(IDLE, RunnerObservation(OFF, registered=True, online=False, console=BAD)) == (
         RunnerState.DELETING,
         Cause.SERVER_ERROR,
@@ -106,5 +106,5 @@ def test_a_runner_that_had_nothing_to_do() -> None:
 
 def test_why_there_is_no_runner() -> None:
     why = Console(gpu=GpuVerdict.OK, failed="the image has no runner", over=True)
-    found = progress(REGISTERING, RunnerObservation(OFF, registered=True, online=False, console=why), PATIENCE, NOW)
-    assert (found.cause, found.reason) == (Cause.GITHUB_ERROR, "its runner did not start: the image has no runner")
+    updated = progress(REGISTERING, RunnerObservation(OFF, registered=True, online=False, console=why), PATIENCE, NOW)
+    assert (updated.cause, updated.reason) == (Cause.GITHUB_ERROR, "its runner did not start: the image has no runner")

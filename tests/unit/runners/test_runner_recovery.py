@@ -47,7 +47,7 @@ def test_one_404_is_no_end_of_a_job(tmp_path: Path) -> None:
     world, job = waiting(tmp_path)
     faults = world.github.forge.faults
     faults.rates = FaultRates(missing=1.0)
-    world.until(lambda: f"job {job.id}" in [one.subject for one in faults.journal], seconds=20)
+    world.until(lambda: f"job {job.id}" in [injected.subject for injected in faults.journal], seconds=20)
     faults.rates = FaultRates()
     world.until(world.at_rest, seconds=20)
     assert (job.status, job.conclusion, len(job.tries)) == (COMPLETED, "success", 1), world.report()
@@ -124,19 +124,19 @@ def test_a_mistake_of_ours_in_one_enrolment_keeps_nobody_from_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = cirun_world(tmp_path)
-    recovery, seen = world.runners.recovery, []
+    recovery, scopes = world.runners.recovery, []
     (client,) = recovery._clients.values()
     monkeypatch.setattr(recovery, "_clients", {"bad": client, "good": client})
 
     def run(scope: str, *args: object) -> None:
-        seen.append(scope)
+        scopes.append(scope)
         if scope == "bad":
             raise ValueError("nobody thought of that")
 
     monkeypatch.setattr(recovery._jobs, "run", run)
     with pytest.raises(ValueError, match="nobody"):
         recovery.run()
-    assert seen == ["bad", "good"]
+    assert scopes == ["bad", "good"]
 
 
 SET = "gpuyard-v100"

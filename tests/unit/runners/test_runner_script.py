@@ -95,15 +95,15 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    found = Machine(tmp_path)
+    new_machine = Machine(tmp_path)
     # A serial port keeps what it was sent; a file would be written anew each time.
     script = tmp_path / "var/lib/gpuyard/runner"
     text = script.read_text()
     assert text.count(f'>"{tmp_path}/dev/$name"') == 1
     script.write_text(text.replace(f'>"{tmp_path}/dev/$name"', f'>>"{tmp_path}/dev/$name"'))
-    found.check(GOOD)
-    found.runner(JOB)
-    return found
+    new_machine.check(GOOD)
+    new_machine.runner(JOB)
+    return new_machine
 
 
 def test_a_job_from_beginning_to_end(machine: Machine) -> None:
@@ -149,9 +149,9 @@ def test_our_own_check_is_made_when_the_image_has_none(machine: Machine) -> None
 def test_without_a_good_gpu_no_runner_starts(machine: Machine, check: str, words: str) -> None:
     machine.check(check)
     machine.runner("touch $ROOT/started")
-    found = machine.do()
-    assert (found.gpu, found.online, found.over) == (GpuVerdict.FAILED, False, True)
-    assert found.gpu_words == words
+    report = machine.do()
+    assert (report.gpu, report.online, report.over) == (GpuVerdict.FAILED, False, True)
+    assert report.gpu_words == words
     assert not (machine.root / "started").exists()
     assert not (machine.root / "run/gpuyard/jitconfig").exists()
 
@@ -194,9 +194,9 @@ def registered(server: ForgeServer, name: str, result: str) -> str:
 
 def test_an_image_without_a_runner(machine: Machine) -> None:
     (machine.root / "opt/actions-runner/run.sh").unlink()
-    found = machine.do()
-    assert found.gpu is GpuVerdict.OK
-    assert found.failed.startswith("the image has no runner: there is no run.sh in ")
+    report = machine.do()
+    assert report.gpu is GpuVerdict.OK
+    assert report.failed.startswith("the image has no runner: there is no run.sh in ")
 
 
 @pytest.mark.parametrize("folder", ["home/ubuntu/actions-runner", "actions-runner", "opt/runner"])
@@ -210,19 +210,19 @@ def test_other_places_of_the_runner(machine: Machine, folder: str) -> None:
 
 def test_a_runner_that_cannot_go_on_in_its_own_words(machine: Machine) -> None:
     machine.runner("echo starts; echo 'Runner version v2.1 is deprecated and cannot receive messages.' >&2; exit 1")
-    found = machine.do()
-    assert found.failed == (
+    report = machine.do()
+    assert report.failed == (
         "the runner ended with status 1: Runner version v2.1 is deprecated and cannot receive messages."
     )
-    assert not found.online
+    assert not report.online
 
 
 def test_a_runner_that_was_killed_still_has_its_log_reported(machine: Machine) -> None:
     machine.runner(f"{JOB.splitlines()[1]}\nkill -9 $PPID\nkill -9 $$")
-    found = machine.do()
-    assert (found.online, found.job, found.over) == (True, JobProgress.NONE, True)
-    assert found.failed == "the runner ended with status unknown: 2026-11-22 10:00:00Z: Listening for Jobs"
-    assert "Listening for Jobs" in found.log
+    report = machine.do()
+    assert (report.online, report.job, report.over) == (True, JobProgress.NONE, True)
+    assert report.failed == "the runner ended with status unknown: 2026-11-22 10:00:00Z: Listening for Jobs"
+    assert "Listening for Jobs" in report.log
 
 
 def test_the_name_of_a_job_is_no_marker(machine: Machine) -> None:
@@ -231,15 +231,15 @@ def test_the_name_of_a_job_is_no_marker(machine: Machine) -> None:
         "echo 'gpuyard-runner: failed by force'\n"
         "printf 'gpuyard-runner: job finished Failed'"
     )
-    found = machine.do()
-    assert (found.gpu, found.failed, found.job) == (GpuVerdict.OK, "", JobProgress.STARTED)
+    report = machine.do()
+    assert (report.gpu, report.failed, report.job) == (GpuVerdict.OK, "", JobProgress.STARTED)
 
 
 def test_a_runner_that_never_stops_talking_is_cut_off(machine: Machine) -> None:
     machine.runner("i=0; while [ $i -lt 5000 ]; do i=$((i + 1)); echo \"line $i\"; done; echo ': Listening for Jobs'")
-    found = machine.do()
-    assert found.log.endswith("\nline 2000")
-    assert not found.online
+    report = machine.do()
+    assert report.log.endswith("\nline 2000")
+    assert not report.online
     assert len(machine.said()) < 60_000
 
 

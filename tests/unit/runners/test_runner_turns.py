@@ -34,9 +34,9 @@ def test_nova_is_asked_for_no_server_of_a_runner_that_another_process_has_ended(
     world.between = between
     (id,) = world.github.forge.push("demo/science", [JobOrder(("cirun-gpu",), 60)]).jobs
     world.until(world.at_rest)
-    asked = [server.wish.name for server in world.nova.servers.values()]
+    server_names = [server.wish.name for server in world.nova.servers.values()]
     assert ended
-    assert ended[0] not in asked
+    assert ended[0] not in server_names
     assert len(world.nova.posts) == 1, "that of the next runner"
     assert world.job(id).conclusion == "success", world.report()
     assert not world.github.forge.runners

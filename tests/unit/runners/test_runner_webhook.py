@@ -30,8 +30,8 @@ def sign(secret: bytes, body: bytes) -> str:
     return "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()
 
 
-def read(told: dict[str, Any], event: str = "workflow_job") -> JobUpdate | None:
-    return job_update(event, json.dumps(told).encode(), "octo-org")
+def read(payload: dict[str, Any], event: str = "workflow_job") -> JobUpdate | None:
+    return job_update(event, json.dumps(payload).encode(), "octo-org")
 
 
 def test_any_of_several_secrets_is_right() -> None:
@@ -45,8 +45,8 @@ def test_any_of_several_secrets_is_right() -> None:
 
 
 def test_what_github_documents_as_its_example() -> None:
-    told = "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
-    assert signed_by(b"Hello, World!", told, {"a": (b"It's a Secret to Everybody",)}) == ["a"]
+    signature = "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
+    assert signed_by(b"Hello, World!", signature, {"a": (b"It's a Secret to Everybody",)}) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -80,19 +80,19 @@ def test_headers() -> None:
 
 
 def test_payloads_that_github_has_sent() -> None:
-    found = [read(one) for one in EXAMPLES["workflow_job"]]
-    assert all(found)
-    assert [one.state.value for one in found if one] == [
+    updates = [read(payload) for payload in EXAMPLES["workflow_job"]]
+    assert all(updates)
+    assert [update.state.value for update in updates if update] == [
         "running", "completed", "completed", "running", "running", "queued", "held", "held",
     ]  # fmt: skip
-    first = found[0]
+    first = updates[0]
     assert first is not None
     assert (first.repository, first.runner, first.labels) == (
         "octo-org/example-workflow",
         "my runner",
         ("gpu", "db-app", "dc-03"),
     )
-    waiting = found[-1]
+    waiting = updates[-1]
     assert waiting is not None
     assert (waiting.runner, waiting.conclusion, waiting.queued is not None) == ("", "", True)
 
@@ -107,9 +107,9 @@ def test_what_is_about_something_else_says_nothing() -> None:
 
 def test_an_id_is_its_hosts() -> None:
     body = json.dumps(EXAMPLES["workflow_job"][0]).encode()
-    found = job_update("workflow_job", body, "octo-org", host="ghe.example.org")
-    assert found is not None
-    assert found.id == f"ghe.example.org/{EXAMPLES['workflow_job'][0]['workflow_job']['id']}"
+    update = job_update("workflow_job", body, "octo-org", host="ghe.example.org")
+    assert update is not None
+    assert update.id == f"ghe.example.org/{EXAMPLES['workflow_job'][0]['workflow_job']['id']}"
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_bodies_that_are_refused(body: bytes) -> None:
 
 
 def test_missing_and_null_fields_are_borne() -> None:
-    told: dict[str, Any] = json.loads(json.dumps(EXAMPLES["workflow_job"][5]))
-    for key in list(told["workflow_job"]):
+    payload: dict[str, Any] = json.loads(json.dumps(EXAMPLES["workflow_job"][5]))
+    for key in list(payload["workflow_job"]):
         if key in {"id", "status"}:
             continue
-        without = {k: v for k, v in told["workflow_job"].items() if k != key}
-        assert read(told | {"workflow_job": without}) is not None
-        assert read(told | {"workflow_job": without | {key: None}}) is not None
+        without = {k: v for k, v in payload["workflow_job"].items() if k != key}
+        assert read(payload | {"workflow_job": without}) is not None
+        assert read(payload | {"workflow_job": without | {key: None}}) is not None
     assert read({"action": "completed", "workflow_job": {"id": 5}, "repository": {"full_name": "a/b"}}) == JobUpdate(
         "github.com/5", "a/b", "octo-org", JobState.COMPLETED
     )

@@ -100,8 +100,8 @@ def test_messages_of_another_session_may_begin_at_one_again(
     github.standin.forge.push("demo/science", [JobOrder((LABEL,))])
     for _ in range(6):
         first.run()
-    (one,) = github.standin.forge.sets.values()
-    one.messages.clear()
+    (scale_set,) = github.standin.forge.sets.values()
+    scale_set.messages.clear()
     github.standin.forge._ids.pop("message")
     github.standin.forge.push("demo/science", [JobOrder((LABEL,))])
     first.stop()
@@ -123,8 +123,8 @@ def test_a_poll_ends_when_the_capacity_that_it_told_is_not_so_any_more(
     thread = threading.Thread(target=lambda: [*iter(listener.run, None)], daemon=True)
     began = time.monotonic()
     thread.start()
-    (one,) = forge.sets.values()
-    wait_for(lambda: one.polled and one.capacity == 0 and listener._said == 0)
+    (scale_set,) = forge.sets.values()
+    wait_for(lambda: scale_set.polled and scale_set.capacity == 0 and listener._said == 0)
     assert not store.jobs(), "a set without capacity has been given a job"
     room[0] = 1
     listener.capacity_changed()
@@ -137,7 +137,7 @@ def test_a_poll_ends_when_the_capacity_that_it_told_is_not_so_any_more(
     wait_for(lambda: store.scale_sets()[0].assigned == 2)
     room[0] = 0
     listener.capacity_changed()
-    wait_for(lambda: one.capacity == 0)
+    wait_for(lambda: scale_set.capacity == 0)
     assert time.monotonic() - began < 200
     listener.stop()
     thread.join(10)
@@ -197,12 +197,12 @@ def test_polls_that_are_broken_off_are_apart(
     assert 0.5 < wait <= APART
     assert listener.run() == 0.0
     assert store.scale_sets()[0].error == ""
-    (one,) = github.standin.forge.sets.values()
-    assert one.capacity == 0
+    (scale_set,) = github.standin.forge.sets.values()
+    assert scale_set.capacity == 0
 
 
-def wait_for(wanted: Callable[[], object]) -> None:
+def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
-    while not wanted():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

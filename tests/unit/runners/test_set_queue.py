@@ -28,7 +28,7 @@ def waits(world: SimulatedRunners, repository: str, label: str, others: tuple[st
     began = world.clock()
     while world.job(id).status == "queued" and world.clock() - began < 3 * WAIT:
         world.step(30)
-        over = sum(world.job(one).status == "completed" for one in crowd)
+        over = sum(world.job(job_id).status == "completed" for job_id in crowd)
         crowd += forge.push(others[0], [JobOrder((others[1],), RUN)] * (8 + over - len(crowd))).jobs
     assert world.job(id).status != "queued", f"lost behind {len(crowd)} others"
     return world.clock() - began

@@ -25,10 +25,10 @@ def test_a_server_that_lost_our_tags_is_left_alone_and_its_runner_ends(tmp_path:
     world.github.forge.add_repository("demo/science")
     world.until(lambda: bool(world.github.forge.sets))
     (id,) = world.github.forge.push("demo/science", [JobOrder((SET,), 300)]).jobs
-    wanted = {"while it boots": RunnerState.REGISTERING, "while it works": RunnerState.BUSY}.get(
+    target_state = {"while it boots": RunnerState.REGISTERING, "while it works": RunnerState.BUSY}.get(
         when, RunnerState.DELETING
     )
-    world.until(lambda: [runner.state for runner in world.store.runners()] == [wanted])
+    world.until(lambda: [runner.state for runner in world.store.runners()] == [target_state])
     (server,) = world.nova.servers.values()
     server.tagged, server.deleted = False, None
     world.until(lambda: not world.store.runners(), hours=1)
@@ -39,7 +39,7 @@ def test_a_server_that_lost_our_tags_is_left_alone_and_its_runner_ends(tmp_path:
     assert server.id in world.nova.servers, "nobody deletes what is not ours"
     assert server.deleted is None
     world.until(lambda: world.job(id).status == COMPLETED)
-    left = [one for one in world.left_over() if not one.startswith("server ")]
+    left = [leftover for leftover in world.left_over() if not leftover.startswith("server ")]
     assert left == [], "no lease, no registration, no runner"
 
 
@@ -66,8 +66,8 @@ class OneProject:
     def pages(self, service: str, path: str, key: str, **query: Any) -> list[dict[str, Any]]:
         if key != "servers":
             return [{"id": "f", "name": "f"}]
-        wanted = {*str(query["tags"]).split(",")}
-        return [row for row in self.rows.values() if wanted <= {*row["tags"]}]
+        tags = {*str(query["tags"]).split(",")}
+        return [row for row in self.rows.values() if tags <= {*row["tags"]}]
 
     def get(self, service: str, path: str, **query: Any) -> dict[str, Any]:
         return {"images": [{"id": "i", "created_at": "2026-11-22T00:00:00Z"}]}
@@ -89,15 +89,18 @@ def test_two_sites_of_one_name_in_one_project_leave_each_others_servers_alone(
     mine, theirs, older = (
         NovaServers(project, "site", "none", identity=inventory) for inventory in ("first", "second", "")
     )
-    ids = [one.create(ServerWish(name, "f", "i", "data")) for name, one in (("a", mine), ("b", theirs), ("c", older))]
-    assert [one.name for one in mine.ours()] == ["a", "c"], "what an older gpuyard made is still ours"
-    (told,) = caplog.messages
-    assert "1 servers (b ...) are of another gpuyard that calls its site site, too" in told
+    ids = [
+        servers.create(ServerWish(name, "f", "i", "data"))
+        for name, servers in (("a", mine), ("b", theirs), ("c", older))
+    ]
+    assert [server.name for server in mine.ours()] == ["a", "c"], "what an older gpuyard made is still ours"
+    (message,) = caplog.messages
+    assert "1 servers (b ...) are of another gpuyard that calls its site site, too" in message
     mine.ours()
     assert len(caplog.messages) == 1, "said once"
-    seen = mine.get(ids[1])
-    assert seen is not None
-    assert not seen.ours
+    their_server = mine.get(ids[1])
+    assert their_server is not None
+    assert not their_server.ours
     for id in ids:
         mine.delete(id)
     assert project.deleted == [ids[0], ids[2]]

@@ -27,16 +27,16 @@ def world(tmp_path: Path) -> SimulatedRunners:
 
 def count_questions(world: SimulatedRunners) -> list[str]:
     """The paths of those about files, as they are asked."""
-    asked: list[str] = []
+    paths: list[str] = []
     handle = world.github.handle
 
     def count(request: ForgeRequest) -> ForgeAnswer:
         if "/contents/" in request.path:
-            asked.append(request.path)
+            paths.append(request.path)
         return handle(request)
 
     world.github.handle = count  # type: ignore[method-assign]
-    return asked
+    return paths
 
 
 def push(world: SimulatedRunners, label: str) -> int:
@@ -51,7 +51,7 @@ def pass_time(world: SimulatedRunners, time: timedelta) -> None:
 
 def test_a_job_that_is_likely_ours_is_kept_with_the_reason_and_refused_in_the_end(world: SimulatedRunners) -> None:
     world._due["recover"] = world.clock() + timedelta(days=9)
-    asked = count_questions(world)
+    paths = count_questions(world)
     push(world, "cirun-gpu")
     world.step(15)
     (job,) = world.store.jobs()
@@ -62,7 +62,7 @@ def test_a_job_that_is_likely_ours_is_kept_with_the_reason_and_refused_in_the_en
     (job,) = world.store.latest_jobs(limit=5)
     assert job.state is JobState.REFUSED
     assert "contents=read" in job.reason
-    assert len(asked) == WITHHELD + 1, "once for the webhook"
+    assert len(paths) == WITHHELD + 1, "once for the webhook"
 
 
 def test_a_job_that_is_kept_gets_its_runner_when_the_permission_is_given(world: SimulatedRunners) -> None:
@@ -74,7 +74,7 @@ def test_a_job_that_is_kept_gets_its_runner_when_the_permission_is_given(world: 
 
 def test_the_webhook_of_a_job_that_is_hardly_ours_is_given_up(world: SimulatedRunners) -> None:
     world._due["recover"] = world.clock() + timedelta(days=9)
-    asked = count_questions(world)
+    paths = count_questions(world)
     push(world, "somebody-elses")
     world.step(15)
     (waits,) = world.store.deliveries(world.clock() + timedelta(days=1))
@@ -82,7 +82,7 @@ def test_the_webhook_of_a_job_that_is_hardly_ours_is_given_up(world: SimulatedRu
     pass_time(world, timedelta(hours=1))
     assert not world.store.deliveries(world.clock() + timedelta(days=1))
     assert not world.store.latest_jobs(limit=5)
-    assert len(asked) == WITHHELD
+    assert len(paths) == WITHHELD
 
 
 def test_labels_of_the_organisations_files_say_that_a_job_is_ours(world: SimulatedRunners) -> None:

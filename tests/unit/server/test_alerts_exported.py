@@ -218,9 +218,9 @@ def recorded(site: Scraped, last: int) -> None:
     def write() -> None:
         now = site.one.clock()
         if NOON < now <= NOON + last * MINUTE:
-            seen = store.seen()
-            assert seen is not None
-            assert store.write(seen.until, now, now, {}, [])
+            extent = store.seen()
+            assert extent is not None
+            assert store.write(extent.until, now, now, {}, [])
 
     site.each(15, write, step=1)
 
@@ -259,11 +259,11 @@ def reclaimed(site: Scraped, failures: int) -> None:
         for labels in cases.counted.all():
             portal.tallies.reclaims.know(*labels)
         cases.counted = portal.tallies.reclaims
-        seen = view([], rules=replace(MUST, grace=8 * HOUR), holders=(server("s1", (1,), created=NOON),))
+        scene = view([], rules=replace(MUST, grace=8 * HOUR), holders=(server("s1", (1,), created=NOON),))
 
         def run() -> None:
             with suppress(CloudError):  # as the loop does, which goes on
-                cases.look(lambda: seen, portal.clock())
+                cases.look(lambda: scene, portal.clock())
 
         site.each(20, run, step=1)
 
@@ -443,9 +443,9 @@ def scraped(folder: Path, portals: int = 1) -> Iterator[Scraped]:
     folder.mkdir()
     first = site_portal(folder)
     fine(first)
-    found = {"a": first} | ({"b": site_portal(folder, first.inventory)} if portals == 2 else {})
-    yield Scraped(found)
-    for portal in found.values():
+    portals_by_name = {"a": first} | ({"b": site_portal(folder, first.inventory)} if portals == 2 else {})
+    yield Scraped(portals_by_name)
+    for portal in portals_by_name.values():
         portal.ledger.close()
 
 
@@ -461,7 +461,7 @@ def test_an_alert_fires_on_what_portals_export(tmp_path: Path, alert: str, porta
 
 def panel(title: str) -> str:
     """What a panel of the dashboard asks, of this site."""
-    (target,) = (one["targets"][0] for one in dashboard()["panels"] if one["title"] == title)
+    (target,) = (candidate["targets"][0] for candidate in dashboard()["panels"] if candidate["title"] == title)
     return str(target["expr"]).replace("$job", "site")
 
 

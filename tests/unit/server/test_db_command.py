@@ -52,25 +52,25 @@ def test_from_a_backup_and_back(
 ) -> None:
     folder = tmp_path / "backups"
     folder.mkdir()
-    code, said = typed("backup", str(folder), "--keep", "3")
+    code, output = typed("backup", str(folder), "--keep", "3")
     (file,) = folder.iterdir()
-    assert (code, said.startswith(f"{file}: 0.")) == (0, True)
+    assert (code, output.startswith(f"{file}: 0.")) == (0, True)
     assert file.name.startswith("test-")
     assert typed("check") == (0, "whole, and of this release\n")
     with closing(Store.open(served)) as store:
         write(store, booking((2,), id="second"))
         assert store.try_to_lead("bookings")
-        code, said = refused(monkeypatch, capsys, "restore", str(file), "--yes")  # type: ignore[assignment]
+        code, output = refused(monkeypatch, capsys, "restore", str(file), "--yes")  # type: ignore[assignment]
         assert code == 3
-        assert f"a portal keeps {served}: stop it first (systemctl stop gpuyard)" in said
+        assert f"a portal keeps {served}: stop it first (systemctl stop gpuyard)" in output
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    code, said = refused(monkeypatch, capsys, "restore", str(file))  # type: ignore[assignment]
-    assert (code, "nobody answered, so nothing was changed" in said) == (2, True)
-    code, said = typed("restore", str(file), input="y\n")
+    code, output = refused(monkeypatch, capsys, "restore", str(file))  # type: ignore[assignment]
+    assert (code, "nobody answered, so nothing was changed" in output) == (2, True)
+    code, output = typed("restore", str(file), input="y\n")
     assert code == 0
-    assert "1 booking made since" in said.replace("that are over ", "")
-    assert "second of ada" in said
-    assert f"restored; what was there is kept in {file}.replaced-" in said
+    assert "1 booking made since" in output.replace("that are over ", "")
+    assert "second of ada" in output
+    assert f"restored; what was there is kept in {file}.replaced-" in output
     with closing(Store.open(served)) as store:
         assert store.get("second") is None
         assert store.get("first") is not None
@@ -86,30 +86,30 @@ def test_which_release_the_tables_are_of(
     url = f"sqlite:///{tmp_path}/old.db"
     migrate(parse_url(url), ROOMS[0], "0004")
     words = ["--site", str(site(tmp_path).path), "--database", url]
-    code, said = typed("version", *words, "-f", "csv")
+    code, output = typed("version", *words, "-f", "csv")
     assert code == 0
-    assert said.splitlines()[:3] == [
+    assert output.splitlines()[:3] == [
         '"Room","At","This release","Upgrade"',
         '"ledger","0004","0005","due"',
         '"portal","","0003","due"',
     ]
-    code, said = refused(monkeypatch, capsys, "check", *words)  # type: ignore[assignment]
-    assert (code, "gpuyard db upgrade brings them up to date" in said) == (3, True)
-    code, said = typed("upgrade", *words)
-    assert (code, said.splitlines()[0]) == (0, "ledger: 0004 -> 0005")
+    code, output = refused(monkeypatch, capsys, "check", *words)  # type: ignore[assignment]
+    assert (code, "gpuyard db upgrade brings them up to date" in output) == (3, True)
+    code, output = typed("upgrade", *words)
+    assert (code, output.splitlines()[0]) == (0, "ledger: 0004 -> 0005")
     assert typed("check", *words)[0] == 0
     with closing(sqlite3.connect(tmp_path / "old.db")) as file, file:
         file.execute("update alembic_version set version_num = '0001'")
-    code, said = typed("version", *words, "-f", "csv")
-    assert (code, said.splitlines()[1]) == (0, '"ledger","0001","0005","made by a gpuyard too old for this one"')
+    code, output = typed("version", *words, "-f", "csv")
+    assert (code, output.splitlines()[1]) == (0, '"ledger","0001","0005","made by a gpuyard too old for this one"')
     broken, _ = checked(url)
     assert broken[0].startswith(
         "ledger: made by a gpuyard too old for this one (0001; this one knows 0005): bring it up"
     )
-    code, said = refused(monkeypatch, capsys, "check", *words)  # type: ignore[assignment]
-    assert (code, "cannot be used as it is" in said) == (1, True)
-    code, said = refused(monkeypatch, capsys, "upgrade", *words)  # type: ignore[assignment]
-    assert (code, "bring it up with commit" in said) == (1, True)
+    code, output = refused(monkeypatch, capsys, "check", *words)  # type: ignore[assignment]
+    assert (code, "cannot be used as it is" in output) == (1, True)
+    code, output = refused(monkeypatch, capsys, "upgrade", *words)  # type: ignore[assignment]
+    assert (code, "bring it up with commit" in output) == (1, True)
 
 
 def test_a_database_that_is_not_there_is_not_made(
@@ -117,8 +117,8 @@ def test_a_database_that_is_not_there_is_not_made(
 ) -> None:
     words = ["--site", str(site(tmp_path).path), "--database", f"sqlite:///{tmp_path}/none.db"]
     for verb in (["check"], ["version"], ["upgrade"], ["backup", str(tmp_path)]):
-        code, said = refused(monkeypatch, capsys, *verb, *words)
-        assert (code, f"there is no database {tmp_path}/none.db" in said) == (1, True)
+        code, output = refused(monkeypatch, capsys, *verb, *words)
+        assert (code, f"there is no database {tmp_path}/none.db" in output) == (1, True)
     assert not (tmp_path / "none.db").exists()
 
 
@@ -139,9 +139,9 @@ def test_credentials_are_an_environment_that_others_do_not_see(tmp_path: Path) -
     (folder / "GPUYARD_SMTP_PASSWORD").write_text("from a file")
     (folder / "gpuyard_clouds.yaml").write_text("clouds: {}")
     (folder / "github-token").write_text("is named in the site file")
-    found = {"CREDENTIALS_DIRECTORY": str(folder), "GPUYARD_SMTP_PASSWORD": "set"}
-    adopt(found)
-    assert found == {
+    environment = {"CREDENTIALS_DIRECTORY": str(folder), "GPUYARD_SMTP_PASSWORD": "set"}
+    adopt(environment)
+    assert environment == {
         "CREDENTIALS_DIRECTORY": str(folder),
         "GPUYARD_DATABASE": "postgresql://u:secret@h/d",
         "GPUYARD_SMTP_PASSWORD": "set",

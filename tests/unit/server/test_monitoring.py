@@ -225,7 +225,7 @@ ALARMS = {
 
 def with_job(series: dict[str, str]) -> list[dict[str, str]]:
     named = {
-        (one[:-1] + ', job="site"}' if one.endswith("}") else one + '{job="site"}'): x for one, x in series.items()
+        (name[:-1] + ', job="site"}' if name.endswith("}") else name + '{job="site"}'): x for name, x in series.items()
     }
     return [{"series": name, "values": values} for name, values in named.items()]
 
@@ -325,14 +325,14 @@ def test_two_portals_count_once(tmp_path: Path) -> None:
 
 def known() -> dict[str, set[str]]:
     """Name of each series that there can be -> its labels."""
-    found = {"process_resident_memory_bytes": set[str](), "process_cpu_seconds_total": set[str]()}
+    labels_by_series = {"process_resident_memory_bytes": set[str](), "process_cpu_seconds_total": set[str]()}
     for name, labels in re.findall(
         r"^\| `(\w+)` \| \w+ \| (.*?) \|", (REFERENCE / "metrics.md").read_text(), re.MULTILINE
     ):
-        found[name] = set(re.findall(r"`(\w+)`", labels))
+        labels_by_series[name] = set(re.findall(r"`(\w+)`", labels))
         if name.endswith("_bucket"):
-            found[name.removesuffix("bucket") + "count"] = found[name] - {"le"}
-    return found | {name: {"pool", "state", "service"} for name in RECORDED}
+            labels_by_series[name.removesuffix("bucket") + "count"] = labels_by_series[name] - {"le"}
+    return labels_by_series | {name: {"pool", "state", "service"} for name in RECORDED}
 
 
 def asked() -> list[tuple[str, str]]:
@@ -355,16 +355,16 @@ def test_no_query_asks_for_what_there_is_not(where: str, query: str) -> None:
 
 def test_the_dashboard_can_be_imported_anywhere() -> None:
     """As Grafana exports them; where the data is is a variable."""
-    found = dashboard()
-    panels = found["panels"]
-    assert [one["name"] for one in found["templating"]["list"]] == ["datasource", "job", "pool"]
+    document = dashboard()
+    panels = document["panels"]
+    assert [variable["name"] for variable in document["templating"]["list"]] == ["datasource", "job", "pool"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    sources = re.findall(r'"uid": "(.*?)"', json.dumps(found))
+    sources = re.findall(r'"uid": "(.*?)"', json.dumps(document))
     assert set(sources) == {"gpuyard", "${datasource}"}
-    for one in panels:
-        assert one["type"] in ("row", "stat", "timeseries", "table")
-        assert one["gridPos"]["x"] + one["gridPos"]["w"] <= 24
-        assert one["title"]
+    for entry in panels:
+        assert entry["type"] in ("row", "stat", "timeseries", "table")
+        assert entry["gridPos"]["x"] + entry["gridPos"]["w"] <= 24
+        assert entry["title"]
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
     assert len(set(places)) == len(places)
     assert sorted(places, key=lambda place: (place[1], place[0])) == places
@@ -376,30 +376,30 @@ NOT_TYPED = {"definition"}
 
 def test_the_dashboard_is_one_by_grafanas_own_types() -> None:
     """What they do not know is lost on the way through them, and so is what stands in the wrong place."""
-    found = dashboard()
-    assert lost(found) == set()
-    found["panels"][1]["fieldConfig"]["defaults"]["unitt"] = "percent"
-    found["panels"][1]["targets"][0]["expression"] = "1"
-    found["templating"]["lists"] = []
-    assert lost(found) == {
+    document = dashboard()
+    assert lost(document) == set()
+    document["panels"][1]["fieldConfig"]["defaults"]["unitt"] = "percent"
+    document["panels"][1]["targets"][0]["expression"] = "1"
+    document["templating"]["lists"] = []
+    assert lost(document) == {
         ".panels.1.fieldConfig.defaults.unitt", ".panels.1.targets.0.expression", ".templating.lists",
     }  # fmt: skip
 
 
-def lost(found: dict[str, Any]) -> set[str]:
+def lost(document: dict[str, Any]) -> set[str]:
     register_default_plugins()  # or panels and queries would be any JSON
-    typed = Dashboard.from_json(deepcopy(found))
-    return set(_missing(found, json.loads(JSONEncoder(sort_keys=True).encode(typed)), ""))
+    typed = Dashboard.from_json(deepcopy(document))
+    return set(_missing(document, json.loads(JSONEncoder(sort_keys=True).encode(typed)), ""))
 
 
-def _missing(one: Any, other: Any, path: str) -> Iterator[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in one.keys() - NOT_TYPED:
-            yield from _missing(one[key], other.get(key, ABSENT), f"{path}.{key}")
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for number, pair in enumerate(zip(one, other, strict=True)):
+def _missing(original: Any, other: Any, path: str) -> Iterator[str]:
+    if isinstance(original, dict) and isinstance(other, dict):
+        for key in original.keys() - NOT_TYPED:
+            yield from _missing(original[key], other.get(key, ABSENT), f"{path}.{key}")
+    elif isinstance(original, list) and isinstance(other, list) and len(original) == len(other):
+        for number, pair in enumerate(zip(original, other, strict=True)):
             yield from _missing(*pair, f"{path}.{number}")
-    elif one != other:
+    elif original != other:
         yield path
 
 

@@ -218,8 +218,8 @@ def test_a_client_that_has_it_already_is_told_so(path: str) -> None:
     inventory = filled()
     subject = client(inventory)
     etag = subject.get(path).headers["etag"]
-    for known in (etag, f'"other", {etag}'):
-        response = subject.get(path, headers={"If-None-Match": known})
+    for known_etags in (etag, f'"other", {etag}'):
+        response = subject.get(path, headers={"If-None-Match": known_etags})
         assert (response.status_code, response.content, response.headers["etag"]) == (304, b"", etag)
     inventory.publish(NOON + timedelta(seconds=1), inventory.latest().statuses)  # type: ignore[union-attr]
     assert subject.get(path, headers={"If-None-Match": etag}).status_code == 304  # nothing has changed
@@ -381,33 +381,33 @@ def metrics(subject: TestClient) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def test_metrics() -> None:
-    found = metrics(client(loops=driver("refused")))
-    gpus = found["gpuyard_gpus"]
+    samples = metrics(client(loops=driver("refused")))
+    gpus = samples["gpuyard_gpus"]
     assert gpus["epyc", "Tesla V100 PCIe 16GB", "v100", "free"] == 2
     assert gpus["epyc", "Tesla V100 PCIe 16GB", "v100", "lost"] == 0
     assert len(gpus) == 3 * len(GpuState)  # no series comes and goes
     assert sum(gpus.values()) == len(GPUS)
-    assert found["gpuyard_build_info"] == {(installed_version(),): 1}
-    assert found["gpuyard_view_timestamp_seconds"] == {(): NOON.timestamp()}
-    assert found["gpuyard_loop_failures"] == {("look",): 1}
-    assert found["gpuyard_loop_runs"] == {("look",): 2}
-    assert found["gpuyard_loop_last_success_timestamp_seconds"]["look",] > NOON.timestamp() - 86400 * 3650
-    assert found["gpuyard_loop_run_seconds"]["look",] >= 0
-    assert found["gpuyard_loop_lag_seconds"]["look",] >= 0
-    assert found["gpuyard_loop_late"] == {("look",): 0}
-    states = found["gpuyard_gpu_state"]
+    assert samples["gpuyard_build_info"] == {(installed_version(),): 1}
+    assert samples["gpuyard_view_timestamp_seconds"] == {(): NOON.timestamp()}
+    assert samples["gpuyard_loop_failures"] == {("look",): 1}
+    assert samples["gpuyard_loop_runs"] == {("look",): 2}
+    assert samples["gpuyard_loop_last_success_timestamp_seconds"]["look",] > NOON.timestamp() - 86400 * 3650
+    assert samples["gpuyard_loop_run_seconds"]["look",] >= 0
+    assert samples["gpuyard_loop_lag_seconds"]["look",] >= 0
+    assert samples["gpuyard_loop_late"] == {("look",): 0}
+    states = samples["gpuyard_gpu_state"]
     assert len(states) == len(GPUS), "a GPU is in one state"
     assert states["0000:02:00.0", "node2", "t4", "lost"] == 1
-    assert found["gpuyard_portal_streams"] == {(): 0}
-    assert "process_resident_memory_bytes" in found
+    assert samples["gpuyard_portal_streams"] == {(): 0}
+    assert "process_resident_memory_bytes" in samples
 
 
 def test_metrics_before_anything_is_known() -> None:
-    found = metrics(client(InventoryCache(), driver(runs=0)))
-    assert "gpuyard_gpus" not in found  # a zero would be a lie
-    assert found["gpuyard_loop_last_success_timestamp_seconds"] == {("look",): 0}
-    assert found["gpuyard_loop_late"] == {("look",): 1}
-    assert found["gpuyard_loop_lag_seconds"] == {}, "it has had no good run to count from"
+    samples = metrics(client(InventoryCache(), driver(runs=0)))
+    assert "gpuyard_gpus" not in samples  # a zero would be a lie
+    assert samples["gpuyard_loop_last_success_timestamp_seconds"] == {("look",): 0}
+    assert samples["gpuyard_loop_late"] == {("look",): 1}
+    assert samples["gpuyard_loop_lag_seconds"] == {}, "it has had no good run to count from"
 
 
 def test_the_openapi_document_tells_of_problems() -> None:
@@ -426,7 +426,7 @@ def test_the_openapi_document_tells_of_problems() -> None:
 @pytest.mark.parametrize("bookings", [False, True])
 def test_it_is_alive_although_all_threads_wait(tmp_path: Path, bookings: bool) -> None:
     app = booking_portal(tmp_path).app if bookings else create_app(plain_sources(), ["testserver"])
-    free, said = threading.Event(), []
+    free, messages = threading.Event(), []
     scope = {"type": "http", "method": "GET", "path": "/healthz", "raw_path": b"/healthz", "query_string": b""}
     scope |= {"headers": [(b"host", b"testserver")], "scheme": "http", "client": ("127.0.0.1", 1), "root_path": ""}
 
@@ -434,7 +434,7 @@ def test_it_is_alive_although_all_threads_wait(tmp_path: Path, bookings: bool) -
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: MutableMapping[str, Any]) -> None:
-        said.append(message)
+        messages.append(message)
 
     async def wait() -> None:
         await anyio.to_thread.run_sync(free.wait)
@@ -452,8 +452,8 @@ def test_it_is_alive_although_all_threads_wait(tmp_path: Path, bookings: bool) -
                 free.set()
 
     anyio.run(ask)
-    assert said[0]["status"] == 200
-    assert said[1]["body"] == b"ok\n"
+    assert messages[0]["status"] == 200
+    assert messages[1]["body"] == b"ok\n"
 
 
 @pytest.mark.parametrize("details", [False, True])
@@ -472,8 +472,8 @@ def test_who_has_not_logged_in_sees_no_names_unless_the_site_says_so(tmp_path: P
         ),
         ["testserver"],
     )
-    found = TestClient(app)
-    assert ("controller" in found.get("/readyz").text) is details
-    assert "has not had a good run yet" in found.get("/readyz").text
-    assert ('host="epyc"' in found.get("/metrics").text) is details
-    assert 'state="free"' in found.get("/metrics").text
+    subject = TestClient(app)
+    assert ("controller" in subject.get("/readyz").text) is details
+    assert "has not had a good run yet" in subject.get("/readyz").text
+    assert ('host="epyc"' in subject.get("/metrics").text) is details
+    assert 'state="free"' in subject.get("/metrics").text

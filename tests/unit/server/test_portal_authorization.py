@@ -225,12 +225,12 @@ def portal(tmp_path: Path) -> BookingPortal:
 
 
 def endpoints(app: FastAPI) -> set[tuple[str, str]]:
-    found = set()
+    result = set()
     for route in app.routes:
         assert isinstance(route, Route), f"{route} hides its endpoints from this test; add them one by one"
         assert route.methods
-        found |= {(method, route.path) for method in route.methods - {"HEAD"}}
-    return found
+        result |= {(method, route.path) for method in route.methods - {"HEAD"}}
+    return result
 
 
 def test_every_endpoint_is_decided_about(app: FastAPI) -> None:
@@ -290,8 +290,8 @@ def test_who_gets_to_health(tmp_path: Path) -> None:
         for person in (None, EVE, BOB, ADA, ROOT):
             browser = portal.browser(person).client
             field = "words" if path.endswith("/report") else "comment"
-            said = BODIES.get((method, path), {} if path.endswith(("/tokens", "/acceptances")) else {field: "x"})
-            body = {"json": said} if method == "POST" else {}
+            payload = BODIES.get((method, path), {} if path.endswith(("/tokens", "/acceptances")) else {field: "x"})
+            body = {"json": payload} if method == "POST" else {}
             answer = browser.request(method, address, **body)  # type: ignore[arg-type]
             assert answer.status_code < 500
             refused = answer.status_code in (401, 403) or "login" in answer.headers.get("location", "")

@@ -52,9 +52,9 @@ class Running:
 
     @property
     def connections(self) -> Connections:
-        found = self.server.server_state
-        assert isinstance(found, Connections)
-        return found
+        state = self.server.server_state
+        assert isinstance(state, Connections)
+        return state
 
 
 @contextmanager
@@ -195,18 +195,18 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str, int, float]]:
     ) as started:
         try:
             assert started.stdout
-            said = started.stdout.readline()
-            assert "http://" in said, said + started.stdout.read()
-            yield started, said, int(said.split("http://127.0.0.1:")[1].split()[0]), max(2, monotonic() - began)
+            line = started.stdout.readline()
+            assert "http://" in line, line + started.stdout.read()
+            yield started, line, int(line.split("http://127.0.0.1:")[1].split()[0]), max(2, monotonic() - began)
         finally:
             started.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_within_two_seconds_although_pages_are_open(number: signal.Signals) -> None:
-    with process() as (started, said, port, limit), ExitStack() as stack:
+    with process() as (started, line, port, limit), ExitStack() as stack:
         assert (
-            said
+            line
             == f"gpuyard {installed_version()}: test, 10 GPUs on 3 hosts, at http://127.0.0.1:{port} (Ctrl+C stops)\n"
         )
         pages = [stack.enter_context(closing(page(port))) for _ in range(20)]

@@ -119,8 +119,8 @@ def process(folder: Path, watchdog: float = 0) -> Iterator[tuple[subprocess.Pope
         ) as started:  # fmt: skip
             try:
                 assert started.stdout
-                said = started.stdout.readline()
-                yield started, int(said.split("http://127.0.0.1:")[1].split()[0]), systemd
+                line = started.stdout.readline()
+                yield started, int(line.split("http://127.0.0.1:")[1].split()[0]), systemd
             finally:
                 started.kill()
 
@@ -204,15 +204,15 @@ def test_a_loop_whose_thread_has_ended_is_stuck() -> None:
 def test_nobody_is_told_without_a_manager(tmp_path: Path) -> None:
     assert Manager({}).watchdog == 0
     assert Manager({"WATCHDOG_USEC": "1000000"}).watchdog == 0
-    known = {"NOTIFY_SOCKET": "@gpuyard-test", "WATCHDOG_USEC": "1000000"}
-    assert Manager(known).watchdog == 1.0
-    assert Manager({**known, "WATCHDOG_PID": "1"}).watchdog == 0
+    environment = {"NOTIFY_SOCKET": "@gpuyard-test", "WATCHDOG_USEC": "1000000"}
+    assert Manager(environment).watchdog == 1.0
+    assert Manager({**environment, "WATCHDOG_PID": "1"}).watchdog == 0
     Manager({}).ready()
     Manager({"NOTIFY_SOCKET": str(tmp_path / "none")}).ready()
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as there:
-        there.bind(f"\0gpuyard-test-{os.getpid()}")
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as listener:
+        listener.bind(f"\0gpuyard-test-{os.getpid()}")
         Manager({"NOTIFY_SOCKET": f"@gpuyard-test-{os.getpid()}"}).reloading()
-        first, second = there.recv(4096).decode().splitlines()
+        first, second = listener.recv(4096).decode().splitlines()
     assert first == "RELOADING=1"
     assert 0 <= time.monotonic_ns() // 1000 - int(second.removeprefix("MONOTONIC_USEC=")) < 60_000_000
 
@@ -283,23 +283,23 @@ def looked(tmp_path: Path, **more: object) -> tuple[list[str], GpuyardError]:
     """What was said, and what it ended with, of a site with bookings."""
     loaded = site(tmp_path, {"booking": {}, "flavors": {"one": flavor(gpus={"v100": 1})}})
     options = ServeOptions("127.0.0.1", 0, 1.0, f"sqlite:///{tmp_path}/site.db", False, PortalSettings())
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(GpuyardError, match="it cannot serve like this; nothing was changed") as caught:
-        check_serving(replace(options, **more), loaded, Silent(), said.append)  # type: ignore[arg-type]
-    return said, caught.value
+        check_serving(replace(options, **more), loaded, Silent(), lines.append)  # type: ignore[arg-type]
+    return lines, caught.value
 
 
 def test_all_that_is_wrong_is_said_and_nothing_is_made(tmp_path: Path) -> None:
-    said, error = looked(tmp_path)
-    assert [line.split(":")[:2] for line in said[1:]] == [
+    lines, error = looked(tmp_path)
+    assert [line.split(":")[:2] for line in lines[1:]] == [
         ["ok", " options"], ["ok", " secrets"], ["ok", " database"], ["wrong", " cloud"], ["ok", " port"],
     ]  # fmt: skip
-    assert said[3] == "ok: database: will be made when it starts"
-    assert said[4] == "wrong: cloud: the cloud does not answer"
+    assert lines[3] == "ok: database: will be made when it starts"
+    assert lines[4] == "wrong: cloud: the cloud does not answer"
     assert error.exit_code == 1
     assert not (tmp_path / "site.db").exists()
-    said, error = looked(tmp_path, host="0.0.0.0")  # noqa: S104
-    assert said[1].startswith("wrong: options: 0.0.0.0 can be reached from other machines")
+    lines, error = looked(tmp_path, host="0.0.0.0")  # noqa: S104
+    assert lines[1].startswith("wrong: options: 0.0.0.0 can be reached from other machines")
     assert error.exit_code == 2
 
 
@@ -307,12 +307,12 @@ def test_an_old_database_and_a_port_that_is_taken(tmp_path: Path) -> None:
     migrate(parse_url(f"sqlite:///{tmp_path}/site.db"), ROOMS[0], "0004")
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        said, _ = looked(tmp_path, port=port)
-        assert said[3] == "ok: database: will be brought up to date: ledger 0004 -> 0005"
-        assert said[5].startswith(f"wrong: port: port {port} of 127.0.0.1 is taken by another program")
-    said, error = looked(tmp_path, upgrade=False)
-    assert said[3].startswith("wrong: database: of an older release: ledger 0004 -> 0005")
+        lines, _ = looked(tmp_path, port=port)
+        assert lines[3] == "ok: database: will be brought up to date: ledger 0004 -> 0005"
+        assert lines[5].startswith(f"wrong: port: port {port} of 127.0.0.1 is taken by another program")
+    lines, error = looked(tmp_path, upgrade=False)
+    assert lines[3].startswith("wrong: database: of an older release: ledger 0004 -> 0005")
     assert error.exit_code == 3
     with running() as portal:
-        said, _ = looked(tmp_path, port=portal.port)
-        assert said[5] == f"ok: port: port {portal.port} has a portal already, which is this service where it runs"
+        lines, _ = looked(tmp_path, port=portal.port)
+        assert lines[5] == f"ok: port: port {portal.port} has a portal already, which is this service where it runs"

@@ -54,9 +54,9 @@ def watched(tmp_path: Path) -> Watched:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
-    found = [(record.levelno, record.getMessage()) for record in caplog.records]
+    entries = [(record.levelno, record.getMessage()) for record in caplog.records]
     caplog.clear()
-    return found
+    return entries
 
 
 def test_a_change_is_taken_up_and_said(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:

@@ -31,9 +31,9 @@ def with_accounting(accounting: dict[str, Any] | None = ACCOUNTING, price: Any =
 
 
 def test_a_project_has_its_own_budget_or_that_of_the_site() -> None:
-    one = with_accounting(budget={"gpu_hours": 5, "half_life": "14 days"})
-    assert one.budget("physics") == BudgetRules.model_validate({"gpu_hours": 5, "half_life": "14 days"})
-    assert one.budget("chemistry") == BudgetRules.model_validate({"gpu_hours": 100, "carry_over": 20})
+    site = with_accounting(budget={"gpu_hours": 5, "half_life": "14 days"})
+    assert site.budget("physics") == BudgetRules.model_validate({"gpu_hours": 5, "half_life": "14 days"})
+    assert site.budget("chemistry") == BudgetRules.model_validate({"gpu_hours": 100, "carry_over": 20})
     assert with_accounting(None).budget("physics") is None
 
 
@@ -48,9 +48,11 @@ def test_a_pool_has_one_price_or_one_for_each_tariff() -> None:
 
 
 def test_prices_and_budgets_need_accounting() -> None:
-    found = [str(problem) for problem in accounting_problems(with_accounting(None, price=1, budget={"gpu_hours": 5}))]
-    assert len(found) == 2
-    assert all("add 'accounting: {}'" in text for text in found)
+    problems = [
+        str(problem) for problem in accounting_problems(with_accounting(None, price=1, budget={"gpu_hours": 5}))
+    ]
+    assert len(problems) == 2
+    assert all("add 'accounting: {}'" in text for text in problems)
 
 
 def test_a_price_names_a_tariff_of_the_site() -> None:

@@ -42,8 +42,8 @@ def notes(folder: Path, ram: str, gpus: int, host: Sysfs, **pool: object) -> lis
 
 
 def test_big_bars_are_asked_for_where_qemus_forty_bits_are_too_few(tmp_path: Path) -> None:
-    (found,) = notes(tmp_path, "64 GiB", 1, machine(2, "address sizes\t: 46 bits physical, 57 bits virtual\n"))
-    assert found == (
+    (note,) = notes(tmp_path, "64 GiB", 1, machine(2, "address sizes\t: 46 bits physical, 57 bits virtual\n"))
+    assert note == (
         "servers of big may not see all of their GPUs on host: the GPUs' BARs take 129 GiB of addresses, and with 64 "
         "GiB of RAM and 40 bits UEFI has 32 GiB for them; write big_bars: true for its pool"
     )
@@ -57,8 +57,8 @@ def test_the_hosts_own_width_is_enough_for_eight(tmp_path: Path) -> None:
 def test_more_ram_means_fewer_gpus(tmp_path: Path) -> None:
     host = machine(2, "address sizes\t: 41 bits physical, 48 bits virtual\n")
     assert notes(tmp_path, "1700 GiB", 1, host, big_bars=True) == []
-    (found,) = notes(tmp_path, "1800 GiB", 1, host, big_bars=True)
-    assert found.endswith("with 1800 GiB of RAM and 41 bits UEFI has 32 GiB for them; write less RAM")
+    (note,) = notes(tmp_path, "1800 GiB", 1, host, big_bars=True)
+    assert note.endswith("with 1800 GiB of RAM and 41 bits UEFI has 32 GiB for them; write less RAM")
 
 
 def test_a_recording_that_does_not_say_the_width_is_not_judged_by_it(tmp_path: Path) -> None:

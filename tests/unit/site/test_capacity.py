@@ -97,7 +97,7 @@ def test_a_class_of_which_nothing_is_left_stays(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "gpuyard.yaml").write_text(text)
     config = get_provider_configs(str(tmp_path / "p"))["$COMPUTE_NODE"]
-    inventories = {name: one for row in config["inventories"]["additional"] for name, one in row.items()}
+    inventories = {name: inventory for row in config["inventories"]["additional"] for name, inventory in row.items()}
     assert (inventories[NOGPU_VCPU]["total"], inventories[NOGPU_VCPU]["reserved"]) == (1, 1)
 
 
@@ -160,9 +160,9 @@ def test_any_mix_of_gpu_servers_fits_into_the_reserve(
     (capacity,) = compiled(tmp_path, {"reserve": "largest-flavors"}, flavors, groups).capacities
     free, used = list(groups), Size()
     for choice in choices:
-        one = flavors[sorted(flavors)[choice % len(flavors)]]
-        count = one["gpus"]["v100"]
-        if one["same_group"]:
+        chosen = flavors[sorted(flavors)[choice % len(flavors)]]
+        count = chosen["gpus"]["v100"]
+        if chosen["same_group"]:
             if count not in free:
                 continue
             free.remove(count)
@@ -170,7 +170,7 @@ def test_any_mix_of_gpu_servers_fits_into_the_reserve(
             continue
         else:
             del free[:count]
-        used += Size(one["vcpus"], int(one["ram"].split()[0]) * 1024, int(one["disk"].split()[0]))
+        used += Size(chosen["vcpus"], int(chosen["ram"].split()[0]) * 1024, int(chosen["disk"].split()[0]))
     assert used.fits(capacity.reserve)
 
 

@@ -26,7 +26,7 @@ def matches(loaded: LoadedSite, host: str) -> dict[str, dict[str, str]]:
     """Address -> tags of the spec that matches it, for every function of the host, by nova.pci.whitelist."""
     specs = loaded.compiled.options_of("nova-compute", host).values("pci", "device_spec")
     parsed = whitelist.Whitelist(specs)
-    found = {}
+    tags_by_address = {}
     for function in loaded.inventories[host].functions:
         device: dict[str, Any] = {
             "address": function.address,
@@ -38,14 +38,14 @@ def matches(loaded: LoadedSite, host: str) -> dict[str, dict[str, str]]:
         }
         spec = parsed.device_assignable(device)
         if spec is not None:
-            found[function.address] = dict(spec.tags)
-    return found
+            tags_by_address[function.address] = dict(spec.tags)
+    return tags_by_address
 
 
 def test_every_v100_of_the_epyc_matches_its_own_spec_and_no_other_device_does(tmp_path: Path) -> None:
     machine = epyc().function("41:00.0", "8086:1563", "0200", 7).function("c5:00.0", V100, group=99, boot_vga="1")
-    found = matches(site(tmp_path, hosts={"gpu-server": machine}), "gpu-server")
-    assert {address: (tags["resource_class"], tags.get("traits")) for address, tags in found.items()} == {
+    tags_by_address = matches(site(tmp_path, hosts={"gpu-server": machine}), "gpu-server")
+    assert {address: (tags["resource_class"], tags.get("traits")) for address, tags in tags_by_address.items()} == {
         "0000:27:00.0": ("CUSTOM_GPU_V100", "CUSTOM_GPU_SET_A"),
         "0000:28:00.0": ("CUSTOM_GPU_V100_PEER", "CUSTOM_GPU_SET_A"),
         "0000:44:00.0": ("CUSTOM_GPU_V100", None),
@@ -60,17 +60,22 @@ def test_nova_takes_the_aliases_and_flavors_ask_for_what_they_mean(tmp_path: Pat
         "flavors": {"one": flavor(gpus={"v100": 1}), "pair": flavor(gpus={"v100": 2}, same_group=True)},
     }
     compiled = site(tmp_path, document).compiled
-    asked = {}
+    requests_by_flavor = {}
     with nova_configuration(tmp_path, render_ini(compiled.options_of("nova").options)) as conf:
         assert conf.filter_scheduler.pci_in_placement is True
         assert "PciPassthroughFilter" in conf.filter_scheduler.enabled_filters
-        for wanted in compiled.flavors:
-            made = objects.Flavor(extra_specs=wanted.extra_specs)
-            asked[wanted.name] = [
-                (one.count, one.spec[0]["resource_class"], one.spec[0].get("traits"), one.spec[0]["dev_type"])
-                for one in request.get_pci_requests_from_flavor(made).requests
+        for site_flavor in compiled.flavors:
+            made = objects.Flavor(extra_specs=site_flavor.extra_specs)
+            requests_by_flavor[site_flavor.name] = [
+                (
+                    pci_request.count,
+                    pci_request.spec[0]["resource_class"],
+                    pci_request.spec[0].get("traits"),
+                    pci_request.spec[0]["dev_type"],
+                )
+                for pci_request in request.get_pci_requests_from_flavor(made).requests
             ]
-    assert asked == {
+    assert requests_by_flavor == {
         "one": [(1, "CUSTOM_GPU_V100", None, "type-PCI")],
         "pair-a": [
             (1, "CUSTOM_GPU_V100", "CUSTOM_GPU_SET_A", "type-PCI"),
@@ -169,7 +174,7 @@ def test_flavors_have_what_the_cards_of_their_pool_ask_of_a_vm(tmp_path: Path) -
     }
     compiled = site(tmp_path, document, {"gpu-server": machine}).compiled
     specs = {made.name: made.extra_specs for made in compiled.flavors}
-    assert {name: {k: v for k, v in found.items() if k.startswith("hw:")} for name, found in specs.items()} == {
+    assert {name: {k: v for k, v in extra.items() if k.startswith("hw:")} for name, extra in specs.items()} == {
         "plain": {},
         "v100": {},
         "titan": {"hw:hide_hypervisor_id": "true"},
@@ -287,8 +292,8 @@ def test_a_request_for_a_set_can_only_be_met_by_one_whole_group(tmp_path: Path, 
     sizes_seen = {size for sizes in hosts for size in sizes if size > 1}
     document = {"flavors": {f"x{n}": flavor(gpus={"v100": n}, same_group=True) for n in sizes_seen}}
     compiled = site(tmp_path, document, machines).compiled
-    for wanted in compiled.flavors:
-        leader_alias, peer_alias = wanted.extra_specs["pci_passthrough:alias"].split(",")
+    for site_flavor in compiled.flavors:
+        leader_alias, peer_alias = site_flavor.extra_specs["pci_passthrough:alias"].split(",")
         letter = leader_alias.split(":")[0].rsplit("-", 1)[1].upper()
         peers_wanted = int(peer_alias.split(":")[1])
         for host in machines:

@@ -15,8 +15,8 @@ from gpuyard.site.load import load_site
 @pytest.mark.parametrize("site", sites(), ids=lambda site: site.parent.name)
 def test_an_example_comes_out_as_expected(site: Path) -> None:
     folder = site.parent / "expected"
-    there = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert there == expected(site), "run: make docs, and look at what has changed"
+    actual = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert actual == expected(site), "run: make docs, and look at what has changed"
 
 
 @pytest.mark.parametrize("site", sites(), ids=lambda site: site.parent.name)

@@ -32,9 +32,9 @@ def refused(folder: Path, document: dict[str, Any]) -> str:
 def test_limits_are_named_where_nova_reads_the_names(tmp_path: Path, release: Any) -> None:
     options = site(tmp_path, {"release": release.name}).compiled.options_of("nova")
     assert options.values("quota", "driver") == ["nova.quota.UnifiedLimitsDriver"]
-    there = {option.key for option in options.options if option.section == "quota"}
-    assert (there >= NAMED) is release.limits_named
-    assert release.limits_named or not there & NAMED
+    keys = {option.key for option in options.options if option.section == "quota"}
+    assert (keys >= NAMED) is release.limits_named
+    assert release.limits_named or not keys & NAMED
 
 
 @OLD
@@ -42,8 +42,8 @@ def test_limits_are_named_where_nova_reads_the_names(tmp_path: Path, release: An
 def test_what_came_with_2025_1_is_refused_before(tmp_path: Path, release: str, wish: dict[str, bool]) -> None:
     pools = {"v100": {"models": ["10de:1db4"], **wish}}
     (key,) = wish
-    said = f"Nova knows {key} from 2025.1 on, and the site's release is {release}"
-    assert said in refused(tmp_path, {"release": release, "pools": pools})
+    message = f"Nova knows {key} from 2025.1 on, and the site's release is {release}"
+    assert message in refused(tmp_path, {"release": release, "pools": pools})
     site(tmp_path, {"release": "2025.1", "pools": pools})
 
 
@@ -74,16 +74,18 @@ def test_a_reserve_is_refused_whose_classes_limits_would_refuse(tmp_path: Path, 
 def test_no_limit_is_refused_where_nova_takes_it_for_reached(
     tmp_path: Path, release: str, wish: dict[str, Any], place: str
 ) -> None:
-    said = refused(tmp_path, {"release": release, **wish})
-    assert f"{place}: Nova of {release} takes -1 for a limit that is reached, and refuses every server; write a" in said
+    message = refused(tmp_path, {"release": release, **wish})
+    assert (
+        f"{place}: Nova of {release} takes -1 for a limit that is reached, and refuses every server; write a" in message
+    )
     site(tmp_path, {"release": release, "gpu_quotas": False, **wish})
     site(tmp_path, {"release": "2025.1", **wish})
 
 
 @pytest.mark.parametrize(("release", "free"), [("2024.2", LARGEST_LIMIT), ("2025.1", -1)])
 def test_runners_have_no_limit_in_any_release(tmp_path: Path, release: str, free: int) -> None:
-    found = site(tmp_path, {"release": release, "limits": {"servers": 10}}).compiled.site
-    with_runners = found.model_copy(update={"runners": SimpleNamespace(project="ci")})
+    without_runners = site(tmp_path, {"release": release, "limits": {"servers": 10}}).compiled.site
+    with_runners = without_runners.model_copy(update={"runners": SimpleNamespace(project="ci")})
     limits = limit_objects(with_runners, ())
     assert [limit.value for limit in limits if (limit.project, limit.resource) == ("ci", "servers")] == [free]
 
@@ -95,9 +97,9 @@ def test_limits_that_keystone_does_not_show_are_said(tmp_path: Path, release: st
     made, default = LimitStep("", None, mine), LimitStep("", None, everybody)
     admin: Any = SimpleNamespace(name="mine", sees_all_limits=False)
     system: Any = SimpleNamespace(name="mine", sees_all_limits=True)
-    said = hidden_limits(admin, compiled, [default, made])
-    assert bool(said) is (release < "2026.1")
-    assert not said or "give cloud mine in clouds.yaml 'gpuyard: {limits: CLOUD}'" in said
+    message = hidden_limits(admin, compiled, [default, made])
+    assert bool(message) is (release < "2026.1")
+    assert not message or "give cloud mine in clouds.yaml 'gpuyard: {limits: CLOUD}'" in message
     assert not hidden_limits(system, compiled, [made])
     assert not hidden_limits(admin, compiled, [default, LimitStep("", mine, mine)])
 

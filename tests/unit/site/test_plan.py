@@ -155,8 +155,8 @@ def carry_out(world: SeenObjects, step: SiteStep, compiled: CompiledSite) -> See
     if step.kind == "flavor":
         flavors.pop(step.name, None)
         if step.verb is not StepVerb.DELETE:
-            wanted = next(flavor for flavor in compiled.flavors if flavor.name == step.name)
-            flavors[step.name] = SeenFlavor(flavor_id(step.name), wanted)
+            wanted_flavor = next(flavor for flavor in compiled.flavors if flavor.name == step.name)
+            flavors[step.name] = SeenFlavor(flavor_id(step.name), wanted_flavor)
     else:
         limits.pop((step.kind, step.name), None)
         if step.verb is not StepVerb.DELETE:

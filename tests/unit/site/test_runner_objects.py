@@ -81,9 +81,9 @@ def test_a_private_pool_is_the_runners_where_its_flavor_is_named(tmp_path: Path)
 
 
 def test_how_many_servers_it_has_is_gpuyards_doing(tmp_path: Path) -> None:
-    found = compiled(tmp_path, {})
+    compiled_site = compiled(tmp_path, {})
     mark = owner_mark("test")
-    assert [limit for limit in found.limits if limit.project == "ci"] == [
+    assert [limit for limit in compiled_site.limits if limit.project == "ci"] == [
         LimitObject("servers", -1, "ci", mark),
         LimitObject("class:MEMORY_MB", -1, "ci", mark),
     ], "none on GPUs: that one is the loop's of bookings"

@@ -56,7 +56,7 @@ GROUP_OF_A_VF = 41
 def findings(machine: Sysfs, code: str) -> list[Finding]:
     tree = RecordedTree(machine.nodes)
     inventory = scan(tree, names())
-    return [one for one in check(Machine(tree, inventory, judge(inventory))) if one.code == code]
+    return [finding for finding in check(Machine(tree, inventory, judge(inventory))) if finding.code == code]
 
 
 # Hosts.
@@ -198,16 +198,16 @@ def test_of_a_card_there_are_never_more_units_than_it_can_make(functions: list[t
         mdev_types(machine, path_of(vf("41", number)), {kind: room}, {kind: made})
     pool = {"models": [A40], "kind": "vgpu", "type": kind}
     wish = Site.model_validate({"site": "x", "hosts": {"host": {"recording": "x"}}, "pools": {"part": pool}})
-    found, problems = encode_shared(wish, {"host": machine.inventory()})
+    encoded, problems = encode_shared(wish, {"host": machine.inventory()})
     assert not problems
     _, most = TYPES[kind]
-    assert len(found) <= min(most, sum(room + made for room, made in functions))
-    assert len({item.gpu.provider_name for item in found}) == len(found)
+    assert len(encoded) <= min(most, sum(room + made for room, made in functions))
+    assert len({item.gpu.provider_name for item in encoded}) == len(encoded)
     if all(room + made == 1 for room, made in functions):
-        assert len(found) == min(most, len(functions)), "none is left out either"
-    for maker in {item.function.address for item in found}:
+        assert len(encoded) == min(most, len(functions)), "none is left out either"
+    for maker in {item.function.address for item in encoded}:
         (kinds,) = (function.mdev_types for function in machine.inventory().functions if function.address == maker)
-        assert sum(item.function.address == maker for item in found) == kinds[0].units, "what Nova counts on it"
+        assert sum(item.function.address == maker for item in encoded) == kinds[0].units, "what Nova counts on it"
 
 
 def test_mig_backed_vgpus_are_sevenths(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_nova_s_libvirt_driver_takes_the_types_devices_and_classes(tmp_path: Pat
     }
     both = t4_host()
     loaded = site(tmp_path, document, {"one": a40_host(), "two": both})
-    found = {}
+    offered_by_host = {}
     for host in ("one", "two"):
         text = render_ini(loaded.compiled.options_of("nova-compute", host).options)
         with nova_configuration(tmp_path, text) as conf:
@@ -233,16 +233,16 @@ def test_nova_s_libvirt_driver_takes_the_types_devices_and_classes(tmp_path: Pat
             names = ["pci_" + f.address.replace(":", "_").replace(".", "_") for f in makers]
             given = {name: driver._get_vgpu_type_per_pgpu(name) for name in names}
             classes = {driver._get_resource_class_for_device(name) for name, kind in given.items() if kind}
-            found[host] = sum(kind is not None for kind in given.values()), classes
+            offered_by_host[host] = sum(kind is not None for kind in given.values()), classes
             assert {gpu.provider.removeprefix(f"{host}_") for gpu in loaded.compiled.gpus
                     if gpu.host == host and not gpu.blocked} == {n for n, kind in given.items() if kind}  # fmt: skip
-    assert found == {"one": (24, {"CUSTOM_GPU_A40_4Q"}), "two": (1, {"CUSTOM_GPU_T4_4Q"})}
+    assert offered_by_host == {"one": (24, {"CUSTOM_GPU_A40_4Q"}), "two": (1, {"CUSTOM_GPU_T4_4Q"})}
 
 
 def test_a_flavor_asks_for_a_vgpu_by_its_class_and_its_limit_is_on_that(tmp_path: Path) -> None:
     compiled = shared_pool(tmp_path, a40_host(), [A40], kind="vgpu", type="nvidia-560").compiled
-    (one,) = compiled.flavors
-    assert one.extra_specs == {"resources:CUSTOM_GPU_PART": "1"}
+    (flavor,) = compiled.flavors
+    assert flavor.extra_specs == {"resources:CUSTOM_GPU_PART": "1"}
     assert [limit.resource for limit in compiled.limits if limit.project is None] == ["class:CUSTOM_GPU_PART"]
     assert not compiled.options_of("nova").values("pci", "alias")
     assert not any("CUSTOM_GPU_PART_COUNT" in config.inventories for config in compiled.provider_configs)
@@ -263,11 +263,11 @@ def test_several_vgpus_of_a_server_are_of_different_devices(tmp_path: Path) -> N
     nova_flavor = objects.Flavor(name="two", flavorid="two", extra_specs=two.extra_specs, **size)
     image = objects.ImageMeta(properties=objects.ImageMetaProps())
     spec = objects.RequestSpec(flavor=nova_flavor, image=image, is_bfv=False, requested_resources=[])
-    asked = dict(parse_qsl(scheduler_utils.ResourceRequest.from_request_spec(spec).to_querystring()))
-    assert (asked["resources1"], asked["resources2"], asked["group_policy"]) == (
+    query = dict(parse_qsl(scheduler_utils.ResourceRequest.from_request_spec(spec).to_querystring()))
+    assert (query["resources1"], query["resources2"], query["group_policy"]) == (
         "CUSTOM_GPU_PART:1", "CUSTOM_GPU_PART:1", "isolate",
     )  # fmt: skip
-    assert asked["resources"] == "DISK_GB:10,MEMORY_MB:2048,VCPU:2"
+    assert query["resources"] == "DISK_GB:10,MEMORY_MB:2048,VCPU:2"
     assert request_of(NovaFlavor("1", "two", 2, 2048, 10, extra_specs=two.extra_specs), {}).counted(True) == {
         "servers": 1, "class:CUSTOM_GPU_PART": 2, "class:VCPU": 2, "class:MEMORY_MB": 2048, "class:DISK_GB": 10,
     }  # fmt: skip
@@ -275,11 +275,11 @@ def test_several_vgpus_of_a_server_are_of_different_devices(tmp_path: Path) -> N
 
 def test_nova_gives_the_virtual_functions_that_a_type_was_chosen_for_and_nothing_else(tmp_path: Path) -> None:
     loaded = shared_pool(tmp_path, h200_host(chosen=3), [H200], kind="vf", type="1414", live_migratable=True)
-    found = matches(loaded, "host")
-    assert sorted(found) == [f"0000:{vf('41', number)}" for number in range(3)]
-    assert {tags["resource_class"] for tags in found.values()} == {"CUSTOM_GPU_PART"}
-    assert {tags["managed"] for tags in found.values()} == {"false"}, "NVIDIA's driver keeps them"
-    assert {tags["live_migratable"] for tags in found.values()} == {"true"}
+    tags_by_address = matches(loaded, "host")
+    assert sorted(tags_by_address) == [f"0000:{vf('41', number)}" for number in range(3)]
+    assert {tags["resource_class"] for tags in tags_by_address.values()} == {"CUSTOM_GPU_PART"}
+    assert {tags["managed"] for tags in tags_by_address.values()} == {"false"}, "NVIDIA's driver keeps them"
+    assert {tags["live_migratable"] for tags in tags_by_address.values()} == {"true"}
     assert addresses(loaded) == [f"0000:41:00.0~{number}" for number in (1, 2, 3)]
     assert {gpu.provider for gpu in loaded.compiled.gpus} == {"host_0000:41:00.0"}
 
@@ -287,20 +287,22 @@ def test_nova_gives_the_virtual_functions_that_a_type_was_chosen_for_and_nothing
 @pytest.mark.parametrize(("model", "count", "card"), [(FLEX, 4, "0000:41:00.0"), (V620_VF, 2, "0000:81:00.0")])
 def test_virtual_functions_of_other_makers(tmp_path: Path, model: str, count: int, card: str) -> None:
     loaded = shared_pool(tmp_path, other_makers_host(), [model], kind="vf")
-    found = matches(loaded, "host")
-    assert len(found) == count
-    assert all("managed" not in tags for tags in found.values()), "libvirt binds them, unless the site says otherwise"
+    tags_by_address = matches(loaded, "host")
+    assert len(tags_by_address) == count
+    assert all("managed" not in tags for tags in tags_by_address.values()), (
+        "libvirt binds them, unless the site says otherwise"
+    )
     assert {gpu.device for gpu in loaded.compiled.gpus} == {card}
 
 
 def test_the_alias_of_virtual_functions_is_of_their_type_and_counts_them(tmp_path: Path) -> None:
     compiled = shared_pool(tmp_path, h200_host(), [H200], kind="vf", type="1414").compiled
-    (one,) = compiled.flavors
+    (flavor,) = compiled.flavors
     with nova_configuration(tmp_path, render_ini(compiled.options_of("nova").options)):
-        made = objects.Flavor(extra_specs=one.extra_specs)
-        (asked,) = request.get_pci_requests_from_flavor(made).requests
-    assert (asked.spec[0]["dev_type"], asked.spec[0]["resource_class"]) == ("type-VF", "CUSTOM_GPU_PART")
-    assert one.extra_specs["resources:CUSTOM_GPU_PART_COUNT"] == "1"
+        made = objects.Flavor(extra_specs=flavor.extra_specs)
+        (pci_request,) = request.get_pci_requests_from_flavor(made).requests
+    assert (pci_request.spec[0]["dev_type"], pci_request.spec[0]["resource_class"]) == ("type-VF", "CUSTOM_GPU_PART")
+    assert flavor.extra_specs["resources:CUSTOM_GPU_PART_COUNT"] == "1"
     (config,) = compiled.provider_configs
     assert config.inventories == {"CUSTOM_GPU_PART_COUNT": 3}
 

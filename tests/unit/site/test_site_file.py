@@ -102,20 +102,20 @@ def problems(folder: Path, text: str, hosts: dict[str, Sysfs] | None = None) -> 
 )
 def test_each_mistake_is_named_with_its_place_and_a_remedy(tmp_path: Path, old: str, new: str, says: str) -> None:
     assert old in GOOD
-    found = problems(tmp_path, GOOD.replace(old, new, 1))
-    assert any(says in line for line in found), found
-    assert all(line.startswith("site.yaml:") for line in found)
+    messages = problems(tmp_path, GOOD.replace(old, new, 1))
+    assert any(says in line for line in messages), messages
+    assert all(line.startswith("site.yaml:") for line in messages)
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
-    found = problems(tmp_path, GOOD.replace("vcpus: 4", "vcpus: 400").replace("{v100: 6}", "{t4: 1}"))
-    assert [line.split(":")[1] for line in found] == ["7", "9"]
+    messages = problems(tmp_path, GOOD.replace("vcpus: 4", "vcpus: 400").replace("{v100: 6}", "{t4: 1}"))
+    assert [line.split(":")[1] for line in messages] == ["7", "9"]
 
 
 def test_two_pools_must_not_claim_one_gpu(tmp_path: Path) -> None:
     text = GOOD.replace("flavors:", '  volta: {models: ["10de:1db4"]}\nflavors:')
-    (found,) = problems(tmp_path, text)
-    assert found.startswith(
+    (message,) = problems(tmp_path, text)
+    assert message.startswith(
         "site.yaml:6: pools.volta: claims 0000:27:00.0 on gpu-server (10de:1db4), which pool 'v100'"
     )
 
@@ -126,8 +126,8 @@ def test_a_pool_must_not_mix_device_types(tmp_path: Path) -> None:
     text = (
         "site: t\nhosts:\n  a: {recording: a.json}\n  b: {recording: b.json}\npools:\n  t4: {models: ['10de:1eb8']}\n"
     )
-    (found,) = problems(tmp_path, text, {"a": one, "b": two})
-    assert "pools.t4: mixes device types: type-PF on a (10de:1eb8), type-PCI on b (10de:1eb8)" in found
+    (message,) = problems(tmp_path, text, {"a": one, "b": two})
+    assert "pools.t4: mixes device types: type-PF on a (10de:1eb8), type-PCI on b (10de:1eb8)" in message
 
 
 def test_a_missing_or_empty_file(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_site_is_frozen() -> None:
 @pytest.mark.parametrize("where", ["b", "site", "hosts", "pools"])
 def test_aliases_that_stand_for_billions_of_values_are_refused_at_once(tmp_path: Path, where: str) -> None:
     names = "ABCDEFGHIJ"
-    lines = [f"{here}: &{here} [{', '.join([f'*{before}'] * 9)}]" for before, here in pairwise(names)]
+    lines = [f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in pairwise(names)]
     text = "\n".join(["A: &A [x, x, x, x, x, x, x, x, x]", *lines, f"{where}: *{names[-1]}", ""])
     (tmp_path / "site.yaml").write_text(text)
     with pytest.raises(SiteError, match="1: more than 200000 values once its aliases are written out"):
@@ -184,7 +184,7 @@ def test_aliases_that_stand_for_billions_of_values_are_refused_at_once(tmp_path:
 
 def test_merged_mappings_that_grow_without_end_are_refused_at_once(tmp_path: Path) -> None:
     names = "ABCDEFGHIJ"
-    lines = [f"{here}: &{here}\n  <<: [{', '.join([f'*{before}'] * 9)}]" for before, here in pairwise(names)]
+    lines = [f"{name}: &{name}\n  <<: [{', '.join([f'*{before}'] * 9)}]" for before, name in pairwise(names)]
     (tmp_path / "site.yaml").write_text("\n".join(["A: &A {k: x}", *lines, ""]))
     with pytest.raises(SiteError, match="1: more than 200000 values once its aliases are written out"):
         load_site(tmp_path / "site.yaml")

@@ -70,6 +70,6 @@ MISTAKES = [
 @pytest.mark.parametrize(("old", "new", "says"), MISTAKES)
 def test_each_mistake_is_named_with_its_place_and_a_remedy(tmp_path: Path, old: str, new: str, says: str) -> None:
     assert old in SITE
-    found = problems(tmp_path, SITE.replace(old, new, 1))
-    assert any(says in line for line in found), found
-    assert all(line.startswith("site.yaml:") for line in found)
+    messages = problems(tmp_path, SITE.replace(old, new, 1))
+    assert any(says in line for line in messages), messages
+    assert all(line.startswith("site.yaml:") for line in messages)

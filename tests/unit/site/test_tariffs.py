@@ -24,8 +24,8 @@ def test_the_first_tariff_that_claims_a_moment_holds() -> None:
     clock = TariffClock(ROME, [WEEKEND, NIGHT])
     assert clock.names == ("weekend", "night", STANDARD)
     thursday = datetime(2026, 11, 26, tzinfo=ROME)
-    said = {hour: clock.at(thursday + timedelta(hours=hour)) for hour in (3, 8, 19, 20, 24, 48, 52)}
-    assert said == {
+    names_by_hour = {hour: clock.at(thursday + timedelta(hours=hour)) for hour in (3, 8, 19, 20, 24, 48, 52)}
+    assert names_by_hour == {
         3: "night", 8: STANDARD, 19: STANDARD, 20: "night", 24: "night", 48: "weekend", 52: "weekend",
     }  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_pieces_have_no_gap_and_say_what_the_wall_clock_says(
     clock = TariffClock(ZoneInfo(zone), some)
     pieces = list(clock.pieces(moment(start), moment(start + length)))
     assert (pieces[0].start, pieces[-1].end) == (start, start + length)
-    assert all(one.end == following.start for one, following in pairwise(pieces))
+    assert all(earlier.end == following.start for earlier, following in pairwise(pieces))
     for piece in pieces:
         step = max(1, (piece.end - piece.start) // 7)
         for at in (*range(piece.start, piece.end, step), piece.end - 1):

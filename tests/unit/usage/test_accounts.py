@@ -53,7 +53,7 @@ def test_the_lines_of_a_report_add_up_to_all_gpu_time(some: list[Sum], by: list[
     lines = accounts(some, by, PRICES)
     assert [line.key for line in lines] == sorted({line.key for line in lines})
     whole, all_at_once = total(lines), total(accounts(some, [], PRICES))
-    assert whole.total == sum(one.seconds for one in some) == all_at_once.total
+    assert whole.total == sum(use_sum.seconds for use_sum in some) == all_at_once.total
     assert (whole.seconds, whole.cost) == (all_at_once.seconds, all_at_once.cost)
 
 
@@ -63,9 +63,9 @@ def test_a_split_changes_no_sum(some: list[Sum], where: int, percent: int) -> No
         return
     cut = some[where % len(some)]
     first = cut.seconds * percent // 100
-    parts = [one for one in some if one is not cut]
+    parts = [use_sum for use_sum in some if use_sum is not cut]
     parts += [Sum(cut.period, cut.slice, first), Sum(cut.period, cut.slice, cut.seconds - first)]
-    parts += [cut] * (sum(one is cut for one in some) - 1)
+    parts += [cut] * (sum(use_sum is cut for use_sum in some) - 1)
     before, after = accounts(some, ["project", "day"], PRICES), accounts(parts, ["project", "day"], PRICES)
     assert [(line.key, line.seconds, line.cost) for line in before] == [
         (line.key, line.seconds, line.cost) for line in after
@@ -92,7 +92,7 @@ def test_an_hour_s_price_is_for_the_second_and_rounded_once() -> None:
     third = Prices(lambda pool, tariff: Decimal("0.01"))
     assert line(1799, third).cost == Decimal("0.00")
     assert line(1800, third).cost == Decimal("0.01")  # halves go up
-    many = [Sum(date(2026, 1, 1), Slice(pool="t4", user=str(one), state="claimed"), 1200) for one in range(3)]
+    many = [Sum(date(2026, 1, 1), Slice(pool="t4", user=str(number), state="claimed"), 1200) for number in range(3)]
     lines = accounts(many, ["user"], third)
     assert [line.cost for line in lines] == [Decimal("0.00")] * 3
     assert total(lines).cost == Decimal("0.01")  # of the unrounded sum

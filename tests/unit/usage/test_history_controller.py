@@ -101,7 +101,7 @@ def test_looks_are_written_once_and_only_forward(compiled: CompiledSite, ledger:
     first.run()
     second.run()
     assert past.asked == 1, "the look was there already"
-    (used,) = [one for one in store.open() if one.state is TrackState.CLAIMED]
+    (used,) = [interval for interval in store.open() if interval.state is TrackState.CLAIMED]
     assert (used.start, used.exact_start) == (NOW + timedelta(seconds=3), True)
     past.fails, watch.sight = True, sight(compiled, 10)
     with pytest.raises(CloudError):
@@ -124,21 +124,21 @@ def test_history_has_not_seen_a_host_whose_cell_is_silent(compiled: CompiledSite
     train = Server("s1", "train", "ACTIVE", HOST, "alpha", "ada", "one", NOW, NOW)
     watch.sight = sight(compiled, 5, train)
     controller.run()
-    (used,) = [one for one in store.open() if one.state is TrackState.CLAIMED]
-    before = {one.address: one.state for one in store.open()}
-    seen = sight(compiled, 10, train)
-    silent = replace(seen.snapshot, servers={}, services={HOST: silent_service(HOST)})
-    watch.sight = replace(seen, snapshot=silent)
+    (used,) = [interval for interval in store.open() if interval.state is TrackState.CLAIMED]
+    before = {interval.address: interval.state for interval in store.open()}
+    observation = sight(compiled, 10, train)
+    silent = replace(observation.snapshot, servers={}, services={HOST: silent_service(HOST)})
+    watch.sight = replace(observation, snapshot=silent)
     controller.run()
     extent = store.seen()
     assert extent is not None
     assert (extent.settled, extent.until) == (NOW + timedelta(seconds=5), NOW + timedelta(seconds=10))
     assert used in store.open()
-    assert {one.state for one in store.open() if one != used} == {TrackState.UNSEEN}
+    assert {interval.state for interval in store.open() if interval != used} == {TrackState.UNSEEN}
     watch.sight = sight(compiled, 15, train)
     controller.run()
     assert used in store.open(), "it was there all the time"
-    assert {one.address: one.state for one in store.open()} == before
+    assert {interval.address: interval.state for interval in store.open()} == before
 
 
 def test_a_clock_that_the_cloud_does_not_have_adds_nothing(compiled: CompiledSite, ledger: Ledger) -> None:
@@ -150,7 +150,7 @@ def test_a_clock_that_the_cloud_does_not_have_adds_nothing(compiled: CompiledSit
             compiled, seconds, *[Server("s1", "t", "ACTIVE", HOST, "a", "b", "one", NOW, NOW)] * (seconds == 5)
         )
         controller.run()
-    known, two_years = (store.seen(), store.intervals(NOW, NOW + timedelta(days=1))), timedelta(days=730)
+    recorded, two_years = (store.seen(), store.intervals(NOW, NOW + timedelta(days=1))), timedelta(days=730)
     ahead = sight(compiled, 10)
     shown = ahead.snapshot.taken_at
     clock[0] += two_years
@@ -162,7 +162,7 @@ def test_a_clock_that_the_cloud_does_not_have_adds_nothing(compiled: CompiledSit
         controller.run()
     watch.sight = None
     controller.run()
-    assert (store.seen(), store.intervals(NOW, NOW + timedelta(days=1))) == known
+    assert (store.seen(), store.intervals(NOW, NOW + timedelta(days=1))) == recorded
     clock[0] -= two_years
     watch.sight = replace(ahead, snapshot=replace(snapshot, taken_at=shown, clock=shown - timedelta(minutes=4)))
     controller.run()
@@ -193,10 +193,13 @@ def test_history_goes_on_once_what_a_wrong_clock_wrote_is_taken_back(compiled: C
     extent = store.seen()
     assert extent is not None
     assert extent.until == NOW + timedelta(seconds=15)
-    had = [one for one in honest if one.state is TrackState.CLAIMED]
-    assert had == [one for one in store.open() if one.state is TrackState.CLAIMED], "it goes on as if nothing had been"
+    had = [interval for interval in honest if interval.state is TrackState.CLAIMED]
+    assert had == [interval for interval in store.open() if interval.state is TrackState.CLAIMED], (
+        "it goes on as if nothing had been"
+    )
     every = store.intervals(NOW, NOW + timedelta(days=3 * 365))
     by_gpu = {
-        one.address: sum(i.seconds(NOW, extent.until) for i in every if i.address == one.address) for one in honest
+        interval.address: sum(i.seconds(NOW, extent.until) for i in every if i.address == interval.address)
+        for interval in honest
     }
     assert set(by_gpu.values()) == {15}

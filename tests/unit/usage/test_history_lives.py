@@ -83,7 +83,7 @@ def check(nova: SimulatedNova, store: HistoryStore) -> tuple[int, int]:
     """Each server's use; that all of a GPU's time is counted once; and the sums by days, of which one has 25 hours."""
     last = at(nova.now)
     claimed = [interval for interval in store.intervals(ZERO, last) if interval.state is TrackState.CLAIMED]
-    counted = [(one.tenure.server, _second(one.start), _second(one.end or last)) for one in claimed]
+    counted = [(interval.tenure.server, _second(interval.start), _second(interval.end or last)) for interval in claimed]
     problems, missing = truth_problems(nova, counted, nova.now)
     assert not problems, problems
     assert not partition_problems(store.intervals(ZERO, last), ZERO, last)
@@ -92,9 +92,13 @@ def check(nova: SimulatedNova, store: HistoryStore) -> tuple[int, int]:
     assert sum(day.seconds for day in days) == len(GPUS) * nova.now
     expected: Counter[tuple[date, str, str]] = Counter()
     midnight = int((datetime(2026, 10, 25, tzinfo=ZoneInfo(ZONE)) - ZERO).total_seconds())
-    for one, (_, start, end) in zip(claimed, counted, strict=True):
-        expected[date(2026, 10, 24), one.tenure.project_id, one.pool] += max(0, min(end, midnight) - start)
-        expected[date(2026, 10, 25), one.tenure.project_id, one.pool] += max(0, end - max(start, midnight))
+    for used_interval, (_, start, end) in zip(claimed, counted, strict=True):
+        expected[date(2026, 10, 24), used_interval.tenure.project_id, used_interval.pool] += max(
+            0, min(end, midnight) - start
+        )
+        expected[date(2026, 10, 25), used_interval.tenure.project_id, used_interval.pool] += max(
+            0, end - max(start, midnight)
+        )
     used = {
         (day.period, day.slice.project, day.slice.pool): day.seconds
         for day in days
@@ -128,8 +132,8 @@ class RecordedHistory:
 
     @property
     def server(self) -> SimServer:
-        (found,) = self.nova.servers.values()
-        return found
+        (server,) = self.nova.servers.values()
+        return server
 
     def looks(self, until: int) -> None:
         while self.nova.now < until:
@@ -141,11 +145,11 @@ class RecordedHistory:
 
     def used(self) -> dict[str, int]:
         """GPU-seconds by flavor; of those that nobody can tell the name of, by none."""
-        found: Counter[str] = Counter()
+        seconds_by_flavor: Counter[str] = Counter()
         for interval in self.store.intervals(ZERO, at(self.nova.now)):
             if interval.state is TrackState.CLAIMED:
-                found[interval.tenure.flavor] += interval.seconds(ZERO, at(self.nova.now))
-        return dict(found)
+                seconds_by_flavor[interval.tenure.flavor] += interval.seconds(ZERO, at(self.nova.now))
+        return dict(seconds_by_flavor)
 
     def truth(self) -> list[tuple[int, int]]:
         return [(use.gpus, (self.nova.now if use.end is None else use.end) - use.start) for use in self.server.uses]
@@ -154,9 +158,9 @@ class RecordedHistory:
 @pytest.fixture
 def told(tmp_path: Path) -> Iterator[RecordedHistory]:
     with closing(Database(f"sqlite:///{tmp_path}/history.db")) as database:
-        found = RecordedHistory(database)
-        look(found.nova, found.controller)
-        yield found
+        history = RecordedHistory(database)
+        look(history.nova, history.controller)
+        yield history
 
 
 def test_gpus_that_a_server_got_by_a_resize_are_not_those_of_its_past(told: RecordedHistory) -> None:

@@ -48,8 +48,8 @@ def went_on(track: Track) -> Interval:
 
 
 def look(old: Track, new: Track, last: int, now: int, *lives: ServerLife, **more: Any) -> HistoryWrites:
-    seen = CloudSeen(at(now), {KEY: new}, frozenset({"s1"}), {one.server.id: one for one in lives}, **more)
-    plan = plan_look([went_on(old)], Extent(at(0), at(last), at(last)), seen)
+    observed = CloudSeen(at(now), {KEY: new}, frozenset({"s1"}), {life.server.id: life for life in lives}, **more)
+    plan = plan_look([went_on(old)], Extent(at(0), at(last), at(last)), observed)
     assert plan is not None
     return plan
 
@@ -57,7 +57,11 @@ def look(old: Track, new: Track, last: int, now: int, *lives: ServerLife, **more
 def told(old: Track, plan: HistoryWrites) -> list[tuple[int, str, str]]:
     """From which second on it was what, on which booking."""
     spans = [(0, old.state.value, old.tenure.booking)]
-    return spans + [(_second(one.start), one.state.value, one.tenure.booking) for one in plan.adds if one.address]
+    return spans + [
+        (_second(interval.start), interval.state.value, interval.tenure.booking)
+        for interval in plan.adds
+        if interval.address
+    ]
 
 
 def _second(time: datetime) -> int:
@@ -80,13 +84,13 @@ def test_a_change_is_dated_by_nova_and_else_by_who_saw_it() -> None:
 
 def test_of_a_gap_only_that_is_known_which_nova_tells() -> None:
     gone = life(terminated=500)
-    for old, new, lives, found in (
+    for old, new, lives, expected in (
         (FREE, FREE, (), [(0, "free", ""), (200, "unseen", ""), (900, "free", "")]),
         (claimed(), claimed(), (), [(0, "claimed", "")]),
         (FREE, claimed(launched=600), (life(600),), [(0, "free", ""), (200, "unseen", ""), (600, "claimed", "")]),
         (claimed(), FREE, (gone,), [(0, "claimed", ""), (500, "unseen", ""), (900, "free", "")]),
     ):
-        assert told(old, look(old, new, 200, 900, *lives)) == found
+        assert told(old, look(old, new, 200, 900, *lives)) == expected
     other = replace(OWN, server="s2")
     after = replace(life(700), server=replace(server(700), id="s2"))
     plan = look(claimed(), Track(TrackState.CLAIMED, other, at(700)), 200, 900, gone, after)
@@ -104,8 +108,8 @@ def test_of_half_an_answer_nothing_follows() -> None:
     assert look(was, FREE, 200, 205).ends == {}, "and names it"
     silent = look(was, Track(TrackState.STARTING, Tenure("allocated", server="s1")), 200, 205, whole=False)
     assert (silent.ends, silent.settled) == ({}, at(200))
-    seen = CloudSeen(at(205), {KEY: FREE})
-    gone = plan_look([went_on(was)], Extent(at(0), at(200), at(200)), seen)
+    observed = CloudSeen(at(205), {KEY: FREE})
+    gone = plan_look([went_on(was)], Extent(at(0), at(200), at(200)), observed)
     assert gone is not None
     assert gone.ends == {KEY: (at(205), False)}, "nobody knows it any more"
 
@@ -120,25 +124,28 @@ def booking(start: int, end: int, id: str = "b1", kind: BookingKind = BookingKin
 
 
 def test_use_is_booked_for_as_long_as_the_booking_is() -> None:
-    one = booking(202, 300)
+    first_booking = booking(202, 300)
     on = claimed(replace(OWN, booking="b1", kind="booking"))
-    assert told(claimed(), look(claimed(), on, 200, 205, bookings=[one])) == [
+    assert told(claimed(), look(claimed(), on, 200, 205, bookings=[first_booking])) == [
         (0, "claimed", ""),
         (202, "claimed", "b1"),
     ]
-    assert told(on, look(on, claimed(), 298, 303, bookings=[one])) == [(0, "claimed", "b1"), (300, "claimed", "")]
-    early = replace(one, state=BookingState.ENDED, changed=at(250))
+    assert told(on, look(on, claimed(), 298, 303, bookings=[first_booking])) == [
+        (0, "claimed", "b1"),
+        (300, "claimed", ""),
+    ]
+    early = replace(first_booking, state=BookingState.ENDED, changed=at(250))
     assert told(on, look(on, claimed(), 248, 900, bookings=[early])) == [(0, "claimed", "b1"), (250, "claimed", "")]
-    plan = look(on, FREE, 200, 900, life(terminated=500), bookings=[one])
+    plan = look(on, FREE, 200, 900, life(terminated=500), bookings=[first_booking])
     assert [part[:3] for part in told(on, plan)] == [
         (0, "claimed", "b1"), (300, "claimed", ""), (500, "unseen", ""), (900, "free", ""),
     ]  # fmt: skip
-    assert told(FREE, look(FREE, on, 98, 303, life(100), bookings=[one])) == [
+    assert told(FREE, look(FREE, on, 98, 303, life(100), bookings=[first_booking])) == [
         (0, "free", ""), (98, "unseen", ""), (100, "claimed", ""), (202, "claimed", "b1"),
     ]  # fmt: skip
     two = booking(320, 900, "b2")
     after = claimed(replace(OWN, booking="b2", kind="booking"))
-    assert told(on, look(on, after, 290, 330, bookings=[one, two])) == [
+    assert told(on, look(on, after, 290, 330, bookings=[first_booking, two])) == [
         (0, "claimed", "b1"), (300, "claimed", ""), (320, "claimed", "b2"),
     ]  # fmt: skip
 
@@ -149,7 +156,7 @@ def test_a_runners_server_stays_a_runners_when_its_lease_is_over_before_it_is_go
     lease = replace(lease, state=BookingState.ENDED, changed=at(130))
     later, mine = replace(lease, changed=at(300)), replace(OWN, booking="l1", kind="runner", repository="owner/name")
     on = claimed(mine)
-    for old, new, plan, found in (
+    for old, new, plan, expected in (
         (on, claimed(), look(on, claimed(), 298, 303, bookings=[later]), []),
         (on, claimed(), look(on, claimed(), 303, 308), []),
         (on, FREE, look(on, FREE, 200, 900, life(terminated=500), bookings=[later]), [(500, "unseen"), (900, "free")]),
@@ -157,11 +164,13 @@ def test_a_runners_server_stays_a_runners_when_its_lease_is_over_before_it_is_go
         (FREE, claimed(), look(FREE, claimed(), 135, 140, life(137), bookings=[lease]), [(137, "claimed")]),
     ):
         parts = told(old, plan)
-        assert [part[:2] for part in parts[1:]] == found, new
+        assert [part[:2] for part in parts[1:]] == expected, new
         assert {id for _, state, id in parts if state == "claimed"} == {"l1"}
-        assert {use_of(one.state, one.tenure.kind) for one in plan.adds if one.state is TrackState.CLAIMED} <= {
-            UseKind.RUNNER
-        }
+        assert {
+            use_of(interval.state, interval.tenure.kind)
+            for interval in plan.adds
+            if interval.state is TrackState.CLAIMED
+        } <= {UseKind.RUNNER}
     starting = Track(TrackState.STARTING, mine)
     plan = look(starting, claimed(launched=137), 135, 140, life(137))
     assert told(starting, plan) == [(0, "starting", "l1"), (137, "claimed", "l1")]
@@ -170,9 +179,15 @@ def test_a_runners_server_stays_a_runners_when_its_lease_is_over_before_it_is_go
         (look(FREE, FREE, 98, 165, life(100, 160), bookings=[lease]), [(100, 160, "l1", "owner/name")]),
         (look(FREE, FREE, 150, 165, life(100, 160), recorded={"s1": [before]}), [(140, 160, "l1", "owner/name")]),
     ):
-        adds = [one for one in unseen.adds if not one.address]
+        adds = [interval for interval in unseen.adds if not interval.address]
         assert [
-            (_second(one.start), _second(one.end or at(0)), one.tenure.booking, one.tenure.repository) for one in adds
+            (
+                _second(interval.start),
+                _second(interval.end or at(0)),
+                interval.tenure.booking,
+                interval.tenure.repository,
+            )
+            for interval in adds
         ] == spans
 
 
@@ -181,22 +196,26 @@ def test_a_server_that_nova_says_had_its_gpu_longer_had_it_on_its_last_host() ->
     shelved = replace(shelved, server=replace(shelved.server, status="SHELVED_OFFLOADED", host=None))
     before = Interval(*KEY, TrackState.CLAIMED, at(100), at(200), OWN)
     plan = look(FREE, FREE, 202, 205, shelved, recorded={"s1": [before]})
-    assert [(one.host, one.address, one.start, one.end) for one in plan.adds] == [("h", "", at(200), at(203))]
+    assert [(interval.host, interval.address, interval.start, interval.end) for interval in plan.adds] == [
+        ("h", "", at(200), at(203))
+    ]
 
 
 def test_who_was_not_seen_drew_on_what_was_theirs() -> None:
     lease = booking(0, 900, "l1", BookingKind.RUNNER, server="train", comment="runner train of owner/name")
     stranger = replace(booking(0, 900, "b9"), user_id="somebody")
-    for bookings, found in (
+    for bookings, expected in (
         ([booking(120, 140), stranger], [(100, 120, "", ""), (120, 140, "b1", ""), (140, 160, "", "")]),
         ([booking(0, 900), lease], [(100, 160, "l1", "owner/name")]),
         ([replace(booking(0, 900), state=BookingState.CANCELLED)], [(100, 160, "", "")]),
     ):
         plan = look(FREE, FREE, 98, 165, life(100, 160), bookings=bookings)
-        unseen = [one for one in plan.adds if not one.address]
-        spans = [(_second(one.start), _second(one.end or at(0)), one.tenure.booking) for one in unseen]
-        assert [(*span, one.tenure.repository) for span, one in zip(spans, unseen, strict=True)] == found
-        assert {(one.host, one.pool, one.tenure.user) for one in unseen} == {("h", "t4", "ada")}
+        unseen = [interval for interval in plan.adds if not interval.address]
+        spans = [
+            (_second(interval.start), _second(interval.end or at(0)), interval.tenure.booking) for interval in unseen
+        ]
+        assert [(*span, interval.tenure.repository) for span, interval in zip(spans, unseen, strict=True)] == expected
+        assert {(interval.host, interval.pool, interval.tenure.user) for interval in unseen} == {("h", "t4", "ada")}
 
 
 def test_servers_that_were_never_launched_used_nothing() -> None:
@@ -228,11 +247,11 @@ def track(status: GpuStatus, servers: Sequence[Server] = (), **ledger: Any) -> T
 
 
 def test_what_a_look_says_of_a_gpu() -> None:
-    one, lease = booking(0, 900), booking(0, 900, "l1", BookingKind.RUNNER, comment="runner train of owner/name")
-    of = {"b1": one, "l1": lease}
+    personal, lease = booking(0, 900), booking(0, 900, "l1", BookingKind.RUNNER, comment="runner train of owner/name")
+    of = {"b1": personal, "l1": lease}
     assert track(GpuStatus(GPU, GpuState.FREE)) == FREE
-    kept = track(GpuStatus(GPU, GpuState.BOOKED, "booked by ada", booking="b1"), bookings=of)
-    assert (kept.state, kept.tenure.kind, kept.tenure.project, kept.tenure.server) == (
+    booked = track(GpuStatus(GPU, GpuState.BOOKED, "booked by ada", booking="b1"), bookings=of)
+    assert (booked.state, booked.tenure.kind, booked.tenure.project, booked.tenure.server) == (
         TrackState.BOOKED,
         "booking",
         "alpha",
@@ -245,7 +264,7 @@ def test_what_a_look_says_of_a_gpu() -> None:
     assert track(status, [server()]) == claimed()
     drawn = track(status, [server()], bookings=of, drawn={"s1": ("l1",)})
     assert (drawn.tenure.booking, drawn.tenure.kind, drawn.tenure.repository) == ("l1", "runner", "owner/name")
-    mine = {"b0": replace(one, id="b0", lanes=(3,)), **of}
+    mine = {"b0": replace(personal, id="b0", lanes=(3,)), **of}
     both = track(status, [server()], bookings=mine, drawn={"s1": ("b0", "b1")}, lanes={("h", "0000:01:00.0"): 7})
     assert both.tenure.booking == "b1"
     assert track(GpuStatus(GPU, GpuState.HELD, "dust")).tenure == replace(NOBODY, reason="dust")
@@ -339,30 +358,35 @@ def row(status: str = "ACTIVE", alias: str = "t4:2", **more: Any) -> dict[str, A
 def test_whether_a_shelved_server_gave_its_gpus_back(status: str, actions: list[Acted], offloaded: int | None) -> None:
     nova = Nova(row(status), actions)
     reader = LifeReader(nova, {"t4": "pool"})  # type: ignore[arg-type]
-    found = reader.read(at(0), at(0) + timedelta(days=1))["s1"]
-    assert found.deeds[0].offloaded == (None if offloaded is None else at(offloaded))
-    assert (found.pool, found.gpus, found.server.user, found.server.project) == ("pool", 2, "a user", "a project")
-    asked = nova.asked
-    assert reader.read(at(0), at(0) + timedelta(days=1))["s1"] == found
-    assert nova.asked == asked, "what has not changed for long is known"
+    server_life = reader.read(at(0), at(0) + timedelta(days=1))["s1"]
+    assert server_life.deeds[0].offloaded == (None if offloaded is None else at(offloaded))
+    assert (server_life.pool, server_life.gpus, server_life.server.user, server_life.server.project) == (
+        "pool",
+        2,
+        "a user",
+        "a project",
+    )
+    request_count = nova.asked
+    assert reader.read(at(0), at(0) + timedelta(days=1))["s1"] == server_life
+    assert nova.asked == request_count, "what has not changed for long is known"
 
 
 def test_a_server_that_is_being_unshelved_has_no_gpus_yet() -> None:
     """Nova gives the action a time as soon as it begins."""
     for under_way in ({}, {"compute_unshelve_instance": None}):
         nova = Nova(row("SHELVED_OFFLOADED"), [("shelve", 50, 60, {}), ("unshelve", 70, 70, under_way)])
-        found = LifeReader(nova, {"t4": "pool"}).read(at(0), at(90))["s1"]  # type: ignore[arg-type]
-        assert use_spans(found) == [(at(10), at(60))]
+        server_life = LifeReader(nova, {"t4": "pool"}).read(at(0), at(90))["s1"]  # type: ignore[arg-type]
+        assert use_spans(server_life) == [(at(10), at(60))]
     nova = Nova(row(), [("shelve", 50, 60, {}), ("unshelve", 70, 75, {"compute_unshelve_instance": 75})])
-    found = LifeReader(nova, {"t4": "pool"}).read(at(0), at(90))["s1"]  # type: ignore[arg-type]
-    assert use_spans(found) == [(at(10), at(60)), (at(75), None)]
+    server_life = LifeReader(nova, {"t4": "pool"}).read(at(0), at(90))["s1"]  # type: ignore[arg-type]
+    assert use_spans(server_life) == [(at(10), at(60)), (at(75), None)]
 
 
 def test_servers_without_gpus_of_the_site_are_no_matter() -> None:
     reader = LifeReader(Nova(row(alias="nic:1"), []), {"t4": "pool"})  # type: ignore[arg-type]
     assert reader.read(at(0), at(9)) == {}
-    (one,) = reader.read(at(0), at(9), also={"s1"}).values()
-    assert (one.pool, one.gpus) == ("", 0), "but one that had them"
+    (server_life,) = reader.read(at(0), at(9), also={"s1"}).values()
+    assert (server_life.pool, server_life.gpus) == ("", 0), "but one that had them"
 
 
 def test_a_server_that_came_back_in_the_second_of_the_look_was_nowhere_before() -> None:
@@ -375,6 +399,8 @@ def test_a_server_that_came_back_in_the_second_of_the_look_was_nowhere_before() 
     plan = plan_look(open, Extent(at(0), at(105), at(105)), CloudSeen(at(120), tracks, frozenset({"s1"}), {"s1": mine}))
     assert plan is not None
     assert (plan.ends[other], plan.ends[KEY]) == ((at(110), True), (at(120), True))
-    assert [(one.address, one.state, _second(one.start)) for one in plan.adds if one.state is TrackState.CLAIMED] == [
-        (KEY[1], TrackState.CLAIMED, 120)
-    ]
+    assert [
+        (interval.address, interval.state, _second(interval.start))
+        for interval in plan.adds
+        if interval.state is TrackState.CLAIMED
+    ] == [(KEY[1], TrackState.CLAIMED, 120)]

@@ -41,28 +41,28 @@ def a_day(cloud: SimCloud, store: HistoryStore, chance: Random) -> None:
         if is_look:
             look(cloud, store)
             continue
-        there = [server for server in cloud.servers.values() if server.terminated is None]
+        servers = [server for server in cloud.servers.values() if server.terminated is None]
         what = chance.choice(["create", "create", "delete", "offload", "unshelve", "migrate"])
         if what == "create":
             cloud.create(chance.choice([1, 1, 2]), chance.randrange(90), user=chance.choice(PEOPLE))
-        elif there and what == "delete":
-            cloud.delete(chance.choice(there))
-        elif there:
-            getattr(cloud, what)(chance.choice(there), chance.randrange(60))
+        elif servers and what == "delete":
+            cloud.delete(chance.choice(servers))
+        elif servers:
+            getattr(cloud, what)(chance.choice(servers), chance.randrange(60))
     cloud.run(begin + DAY)
 
 
 def by_day_and_user(cloud: SimCloud, last: int) -> Counter[tuple[date, str]]:
     """The truth: GPU-seconds, cut at every midnight of Berlin's clocks."""
-    found: Counter[tuple[date, str]] = Counter()
+    gpu_seconds: Counter[tuple[date, str]] = Counter()
     midnights = [datetime(2026, 10, 1, tzinfo=BERLIN) + timedelta(days=n) for n in range(70)]
     edges = [(midnight.date(), int((midnight.astimezone(UTC) - ZERO).total_seconds())) for midnight in midnights]
     for server in cloud.servers.values():
         for start, end in server.uses:
             for (day, low), (_, high) in pairwise(edges):
                 amount = min(end if end is not None else last, high, last) - max(start, low, 0)
-                found[day, server.user] += server.gpus * max(0, amount)
-    return +found
+                gpu_seconds[day, server.user] += server.gpus * max(0, amount)
+    return +gpu_seconds
 
 
 def test_a_month_is_right_to_the_second(tmp_path: Path) -> None:
@@ -83,21 +83,23 @@ def test_a_month_is_right_to_the_second(tmp_path: Path) -> None:
         first, end = date(2026, 10, 1), date(2026, 12, 1)
         used = history.sums(first, end, ["user", "state"], "day", {"state": TrackState.CLAIMED})
         assert used.until == at(cloud.second)
-        assert Counter({(one.period, one.slice.user): one.seconds for one in used.sums}) == by_day_and_user(
-            cloud, cloud.second
-        )
+        assert Counter(
+            {(use_sum.period, use_sum.slice.user): use_sum.seconds for use_sum in used.sums}
+        ) == by_day_and_user(cloud, cloud.second)
         assert len(used.sums) > 60
         everything = history.sums(first, end, ["state"]).sums
-        assert sum(one.seconds for one in everything) == 4 * cloud.second, (
+        assert sum(use_sum.seconds for use_sum in everything) == 4 * cloud.second, (
             "all of it adds up to the time that there was"
         )
-        assert {one.slice.state for one in everything} >= {"free", "claimed", "unseen", "starting"}
+        assert {use_sum.slice.state for use_sum in everything} >= {"free", "claimed", "unseen", "starting"}
         by_month = Counter[date | None]()
-        for one in history.sums(first, end, ["user"], "month", {"state": TrackState.CLAIMED}).sums:
-            by_month[one.period] += one.seconds
-        assert sum(by_month.values()) == sum(one.seconds for one in used.sums)
+        for month_sum in history.sums(first, end, ["user"], "month", {"state": TrackState.CLAIMED}).sums:
+            by_month[month_sum.period] += month_sum.seconds
+        assert sum(by_month.values()) == sum(use_sum.seconds for use_sum in used.sums)
         assert set(by_month) == {date(2026, 10, 1), date(2026, 11, 1)}
         hours = history.hours(ZERO, at(cloud.second))
         assert sum(hour.seconds for hour in hours if hour.state == "claimed") == sum(by_month.values())
-        kept = history.intervals(ZERO, at(cloud.second), Which(states=[TrackState.CLAIMED]))
-        assert min(one.end for one in kept if one.end) > at(cloud.second) - timedelta(days=12), "old ones are gone"
+        intervals = history.intervals(ZERO, at(cloud.second), Which(states=[TrackState.CLAIMED]))
+        assert min(interval.end for interval in intervals if interval.end) > at(cloud.second) - timedelta(days=12), (
+            "old ones are gone"
+        )

@@ -49,43 +49,45 @@ def histories(draw: st.DrawFn) -> tuple[list[Interval], datetime]:
     """Of 3 GPUs, a partition each, over six days at most; with servers that nobody saw."""
     length = draw(st.integers(1, 6 * 86400))
     end = START + length * SECOND
-    found = []
+    intervals = []
     for number, pool in enumerate(("t4", "t4", "v100")):
         cuts = sorted({0, length, *draw(st.lists(st.integers(0, length), max_size=8))})
         for low, high in pairwise(cuts):
             state, who = draw(st.sampled_from(list(TrackState))), draw(st.sampled_from(PEOPLE))
             last = None if high == length and draw(st.booleans()) else START + high * SECOND
-            found.append(Interval("h", f"0000:0{number}:00.0", pool, state, START + low * SECOND, last, who))
+            intervals.append(Interval("h", f"0000:0{number}:00.0", pool, state, START + low * SECOND, last, who))
     for _ in range(draw(st.integers(0, 2))):
         low, high = sorted(draw(st.tuples(st.integers(0, length), st.integers(0, length))))
         if low < high:
-            found.append(
+            intervals.append(
                 Interval("h", "", "t4", TrackState.CLAIMED, START + low * SECOND, START + high * SECOND, PEOPLE[1])
             )
-    return found, end
+    return intervals, end
 
 
 @given(histories())
 def test_all_that_was_used_counts_and_nothing_counts_twice(history: tuple[list[Interval], datetime]) -> None:
-    found, end = history
-    whole = reckon(found, START, end, night)
+    intervals, end = history
+    whole = reckon(intervals, START, end, night)
     total = sum(whole.slices.values())
     assert total == sum(hour.seconds for hour in whole.hours)
-    used = sum(one.seconds(START, end) for one in found if one.state is TrackState.CLAIMED)
-    assert sum(n for one, n in whole.slices.items() if one.state == "claimed") == used
-    there = 3 * (end - START) // SECOND
-    assert total >= there
-    assert total == there or any(not one.address for one in found)
+    used = sum(interval.seconds(START, end) for interval in intervals if interval.state is TrackState.CLAIMED)
+    assert sum(n for use_slice, n in whole.slices.items() if use_slice.state == "claimed") == used
+    available = 3 * (end - START) // SECOND
+    assert total >= available
+    assert total == available or any(not interval.address for interval in intervals)
 
 
 @given(histories(), st.integers(0, 6 * 86400))
 def test_sums_of_parts_are_the_sum_of_the_whole(history: tuple[list[Interval], datetime], cut: int) -> None:
-    found, end = history
+    intervals, end = history
     middle = min(end, START + cut * SECOND)
-    if any(not one.address for one in found):
-        found = [one for one in found if one.address]
-    parts = Counter(reckon(found, START, middle, night).slices) + Counter(reckon(found, middle, end, night).slices)
-    assert parts == Counter(reckon(found, START, end, night).slices)
+    if any(not interval.address for interval in intervals):
+        intervals = [interval for interval in intervals if interval.address]
+    parts = Counter(reckon(intervals, START, middle, night).slices) + Counter(
+        reckon(intervals, middle, end, night).slices
+    )
+    assert parts == Counter(reckon(intervals, START, end, night).slices)
 
 
 def test_who_was_not_seen_had_a_gpu_that_nobody_else_did() -> None:
@@ -95,10 +97,10 @@ def test_who_was_not_seen_had_a_gpu_that_nobody_else_did() -> None:
     free = Interval("h", "0000:02:00.0", "t4", TrackState.FREE, START + 30 * SECOND, None)
     other = replace(free, host="i", start=START)
     short = Interval("h", "", "t4", TrackState.CLAIMED, START + 20 * SECOND, START + 60 * SECOND, PEOPLE[1])
-    found = reckon([used, unseen, free, other, short], START, end).slices
+    seconds_by_slice = reckon([used, unseen, free, other, short], START, end).slices
     by_state = Counter[tuple[str, str, str]]()
-    for one, amount in found.items():
-        by_state[one.host, one.state, one.user] += amount
+    for use_slice, amount in seconds_by_slice.items():
+        by_state[use_slice.host, use_slice.state, use_slice.user] += amount
     assert by_state == {
         ("h", "claimed", ""): 100, ("h", "unseen", ""): 20, ("h", "free", ""): 40, ("i", "free", ""): 100,
         ("h", "claimed", "ada"): 40,
@@ -109,7 +111,7 @@ def test_who_was_not_seen_had_a_gpu_that_nobody_else_did() -> None:
 
 def test_thousands_of_servers_that_nobody_saw_are_laid_out_soon() -> None:
     """After an outage of a day at a large site; the time is that of this process alone."""
-    there = [Interval(f"h{n // 8}", str(n % 8), "t4", TrackState.UNSEEN, START, START + DAY) for n in range(4000)]
+    unseen = [Interval(f"h{n // 8}", str(n % 8), "t4", TrackState.UNSEEN, START, START + DAY) for n in range(4000)]
     minute = timedelta(minutes=1)
     missed = [
         Interval(
@@ -123,10 +125,10 @@ def test_thousands_of_servers_that_nobody_saw_are_laid_out_soon() -> None:
         for n in range(4000)
     ]
     began = process_time()
-    found = reckon([*there, *missed], START, START + DAY)
+    reckoned = reckon([*unseen, *missed], START, START + DAY)
     assert process_time() - began < 5  # it took 14 times as long when all pieces were sorted for each of them
-    assert sum(found.slices.values()) == 4000 * 86400
-    assert sum(n for one, n in found.slices.items() if one.state == "claimed") == 4000 * 60
+    assert sum(reckoned.slices.values()) == 4000 * 86400
+    assert sum(n for use_slice, n in reckoned.slices.items() if use_slice.state == "claimed") == 4000 * 60
 
 
 def test_days_are_as_long_as_they_are_there() -> None:
@@ -135,10 +137,10 @@ def test_days_are_as_long_as_they_are_there() -> None:
         start, end = day_span(day, BERLIN)
         assert (end - start) == timedelta(hours=length)
         assert local_day(start, BERLIN) == local_day(end - SECOND, BERLIN) == day
-        one = Interval("h", "0000:01:00.0", "t4", TrackState.FREE, start - DAY, None)
-        found = reckon([one], start, end)
-        assert list(found.slices.values()) == [length * 3600]
-        assert [hour.seconds for hour in found.hours] == [3600] * length
+        interval = Interval("h", "0000:01:00.0", "t4", TrackState.FREE, start - DAY, None)
+        reckoned = reckon([interval], start, end)
+        assert list(reckoned.slices.values()) == [length * 3600]
+        assert [hour.seconds for hour in reckoned.hours] == [3600] * length
 
 
 def test_a_day_is_due_when_nothing_more_can_come() -> None:
@@ -156,17 +158,19 @@ def test_how_many_days_have_sums_already_is_not_seen(
     tmp_path_factory: object, history: tuple[list[Interval], datetime], rolled: int
 ) -> None:
     """Sums of days and of what is left are those of the intervals."""
-    found, end = history
-    found = [one for one in found if one.address]
+    intervals, end = history
+    intervals = [interval for interval in intervals if interval.address]
     path = Path(str(tmp_path_factory.mktemp("history")))  # type: ignore[attr-defined]
     with closing(Database(f"sqlite:///{path}/history.db")) as database:
         store, last = HistoryStore(database), None
         store.write(None, START, START, {}, [])
-        store.write(START, end, end, {}, found)
+        store.write(START, end, end, {}, intervals)
         history_of = History(store, BERLIN, night)
         before, hours = history_of.sums(date(2026, 10, 1), date(2026, 11, 30)), history_of.hours(START - DAY, end)
         assert before.until == end
-        assert {one.slice: one.seconds for one in before.sums} == reckon(found, START, end, night).slices
+        assert {use_sum.slice: use_sum.seconds for use_sum in before.sums} == reckon(
+            intervals, START, end, night
+        ).slices
         for _ in range(rolled):
             extent = store.seen()
             assert extent is not None
@@ -180,8 +184,8 @@ def test_how_many_days_have_sums_already_is_not_seen(
         assert history_of.sums(date(2026, 10, 1), date(2026, 11, 30)) == before
         assert Counter(history_of.hours(START - DAY, end)) == Counter(hours)
         by_month = history_of.sums(date(2026, 10, 1), date(2026, 11, 30), ["state"], "month", {"pool": "v100"}).sums
-        assert {one.period for one in by_month} == {date(2026, 10, 1)}
-        assert sum(one.seconds for one in by_month) == (end - START) // SECOND
+        assert {use_sum.period for use_sum in by_month} == {date(2026, 10, 1)}
+        assert sum(use_sum.seconds for use_sum in by_month) == (end - START) // SECOND
 
 
 @pytest.mark.parametrize("what", ["sums", "hours"])
@@ -195,14 +199,14 @@ def test_a_day_that_is_summed_up_while_somebody_reads_counts_once(
         history = History(store, BERLIN)
         read = getattr(history._sums, what)
 
-        def late(*wanted: object) -> object:
+        def late(*args: object) -> object:
             sum_up(store, BERLIN, one_tariff, 1)
-            return read(*wanted)
+            return read(*args)
 
         monkeypatch.setattr(history._sums, what, late)
         days = (START - DAY).date(), (end + DAY).date()
-        found = history.sums(*days).sums if what == "sums" else history.hours(START - DAY, end)
-        assert sum(one.seconds for one in found) == 3 * 86400
+        sums = history.sums(*days).sums if what == "sums" else history.hours(START - DAY, end)
+        assert sum(use_sum.seconds for use_sum in sums) == 3 * 86400
         extent = store.seen()
         assert extent is not None
         assert extent.rolled is not None

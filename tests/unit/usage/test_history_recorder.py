@@ -68,8 +68,8 @@ class Portals:
         unnamed, hidden = unnamed | missed, hidden | missed
         tracks, open = self.cloud.tracks(unnamed, hidden), self.store.open()
         self.cloud.run(second + reads_for)
-        seen = self.cloud.seen(extent, self.store, at(second), tracks, unnamed, unnoticed=bool(missed))
-        plan = plan_look(open, extent, seen)
+        observed = self.cloud.seen(extent, self.store, at(second), tracks, unnamed, unnoticed=bool(missed))
+        plan = plan_look(open, extent, observed)
         if plan is None:
             return
         last = extent.until if extent else None
@@ -96,8 +96,8 @@ class Portals:
         extent = self.store.seen()
         if extent is not None:
             taken = extent.until - (at(by) - at(0))
-            seen = self.cloud.seen(extent, self.store, taken, self.cloud.tracks())
-            assert plan_look(self.store.open(), extent, seen) is None
+            observed = self.cloud.seen(extent, self.store, taken, self.cloud.tracks())
+            assert plan_look(self.store.open(), extent, observed) is None
 
     def ahead(self, looks: int, lasts: int) -> None:
         """Looks by a clock that is days ahead, and sums of those days; then nobody can look for a while, until what
@@ -107,8 +107,8 @@ class Portals:
         for n in range(looks):
             second, extent = self.cloud.second, self.store.seen()
             taken = at(second + AHEAD)
-            seen = self.cloud.seen(extent, self.store, taken, self.cloud.tracks())
-            plan = plan_look(self.store.open(), extent, seen)
+            observed = self.cloud.seen(extent, self.store, taken, self.cloud.tracks())
+            plan = plan_look(self.store.open(), extent, observed)
             if plan is not None:
                 assert self.store.write(extent.until if extent else None, taken, plan.settled, plan.ends, plan.adds)
             sum_up(self.store, "UTC", one_tariff, 1)
@@ -189,10 +189,10 @@ def play(portals: Portals, ops: list[tuple[int, str, int]]) -> None:
         elif what == "fails":
             cloud.create(1, number, fails=True)
         elif what == "short":  # comes and goes between two looks
-            one = cloud.create(1, 0)
+            short_lived = cloud.create(1, 0)
             cloud.run(cloud.second + number)
-            if one is not None:
-                cloud.delete(one)
+            if short_lived is not None:
+                cloud.delete(short_lived)
         elif what == "outage":
             cloud.run(cloud.second + 40 * number)
         elif what == "late":
@@ -229,10 +229,10 @@ def check(template: Path, gpus: int, ops: list[tuple[int, str, int]]) -> None:
         portals.look()
         extent = store.seen()
         assert extent is not None
-        found = store.intervals(at(-FAR), at(FAR))
-        assert used_by(found, extent.first, extent.until) == cloud.used(0, cloud.second)
-        assert partition_problems(found, extent.first, extent.until) == []
-        assert all(one.end is None or one.start < one.end for one in found)
+        intervals = store.intervals(at(-FAR), at(FAR))
+        assert used_by(intervals, extent.first, extent.until) == cloud.used(0, cloud.second)
+        assert partition_problems(intervals, extent.first, extent.until) == []
+        assert all(interval.end is None or interval.start < interval.end for interval in intervals)
 
 
 QUICK = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -261,13 +261,13 @@ def test_what_was_left_out_for_a_while_is_where_it_was(
             portals.look(missed=frozenset(missed))
         extent = store.seen()
         assert extent is not None
-        found = store.intervals(at(-FAR), at(FAR))
+        intervals = store.intervals(at(-FAR), at(FAR))
         for server in servers:
             assert server is not None
-            had = [i for i in found if i.tenure.server == server.id]
+            had = [i for i in intervals if i.tenure.server == server.id]
             assert {i.address for i in had} == {*server.on}
             assert sum(i.seconds(extent.first, extent.until) for i in had) == gpus * (cloud.second - 2)
-        assert partition_problems(found, extent.first, extent.until) == []
+        assert partition_problems(intervals, extent.first, extent.until) == []
 
 
 def test_a_backup_of_yesterday_catches_up(template: Path) -> None:
@@ -301,12 +301,16 @@ def test_a_backup_of_yesterday_catches_up(template: Path) -> None:
         cloud.run(day + 60)
         portals.look()
         assert sum_up(store, "UTC", one_tariff, 9) == 1
-        found = store.intervals(at(-FAR), at(FAR))
-        assert used_by(found, at(100), at(day + 60)) == cloud.used(100, day + 60)
-        assert partition_problems(found, at(100), at(day + 60)) == []
-        said = [(one.tenure.server, one.address != "", one.state) for one in found if one.start > at(110)]
-        assert (came.id, False, TrackState.CLAIMED) in said  # type: ignore[union-attr]
-        assert ("", True, TrackState.UNSEEN) in said
+        intervals = store.intervals(at(-FAR), at(FAR))
+        assert used_by(intervals, at(100), at(day + 60)) == cloud.used(100, day + 60)
+        assert partition_problems(intervals, at(100), at(day + 60)) == []
+        recorded = [
+            (interval.tenure.server, interval.address != "", interval.state)
+            for interval in intervals
+            if interval.start > at(110)
+        ]
+        assert (came.id, False, TrackState.CLAIMED) in recorded  # type: ignore[union-attr]
+        assert ("", True, TrackState.UNSEEN) in recorded
         (yesterday,) = SumStore(store.database).sums(date(2026, 10, 5), date(2026, 10, 6), ["host"])
         assert yesterday.seconds == 3 * (16 * 3600 - 100)
 

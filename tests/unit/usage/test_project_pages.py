@@ -37,11 +37,11 @@ def made(folder: Path) -> HealthPortal:
 
 
 def known(project: str, start: datetime, end: datetime, pool: str = "") -> Counter[UseKind]:
-    found: Counter[UseKind] = Counter()
-    for one in lives():
-        if one.tenure.project == project and pool in ("", one.pool):
-            found[use_of(one.state, one.tenure.kind)] += one.seconds(start, end)
-    return found
+    seconds_by_kind: Counter[UseKind] = Counter()
+    for interval in lives():
+        if interval.tenure.project == project and pool in ("", interval.pool):
+            seconds_by_kind[use_of(interval.state, interval.tenure.kind)] += interval.seconds(start, end)
+    return seconds_by_kind
 
 
 def page(portal: HealthPortal, who: Person, query: str = "") -> str:
@@ -60,8 +60,8 @@ def numbers(text: str) -> list[str]:
 
 def rows(text: str, id: str) -> dict[str, list[str]]:
     table = text.partition(f'<h2 id="{id}"')[2].partition("</section>")[0]
-    found = re.findall(r'<th scope="row"><bdi>(.*?)</bdi></th>(.*?)</tr>', table, re.DOTALL)
-    return {name: re.findall(r'<td class="number">(.*?)</td>', cells) for name, cells in found}
+    matches = re.findall(r'<th scope="row"><bdi>(.*?)</bdi></th>(.*?)</tr>', table, re.DOTALL)
+    return {name: re.findall(r'<td class="number">(.*?)</td>', cells) for name, cells in matches}
 
 
 @pytest.mark.parametrize(("who", "project"), [(ADA, "physics"), (BOB, "biology")])
@@ -69,7 +69,9 @@ def test_the_numbers_of_a_month(portal: HealthPortal, who: Person, project: str)
     text, uses = page(portal, who), known(project, MONTH, NOON)
     used = uses[UseKind.BOOKED] + uses[UseKind.RUNNER] + uses[UseKind.UNBOOKED]
     booked = uses[UseKind.BOOKED] + uses[UseKind.BOOKED_UNUSED]
-    assert numbers(text) == [hours(one) for one in (used, booked, uses[UseKind.BOOKED_UNUSED], uses[UseKind.UNBOOKED])]
+    assert numbers(text) == [
+        hours(seconds) for seconds in (used, booked, uses[UseKind.BOOKED_UNUSED], uses[UseKind.UNBOOKED])
+    ]
     pools = rows(text, "by-pool")
     assert set(pools) == {"t4", "v100"}
     for pool, cells in pools.items():
@@ -141,8 +143,8 @@ def test_servers_of_another_project_of_that_name_are_not_on_it(tmp_path: Path) -
     portal = made(tmp_path)
     assert "GPUs in use now" in page(portal, ADA)
     others = [
-        replace(one, claim=one.claim and replace(one.claim, project_id="p-elsewhere"))
-        for one in map(status_of, site_gpus())
+        replace(status, claim=status.claim and replace(status.claim, project_id="p-elsewhere"))
+        for status in map(status_of, site_gpus())
     ]
     portal.inventory.publish(NOON, others)
     assert "GPUs in use now" not in page(portal, ADA)

@@ -47,14 +47,14 @@ SPAN = {"from": "2026-11-24", "to": "2026-11-25"}
 def tables() -> list[list[list[str]]]:
     """The tables of the example, each a list of rows."""
     text = (ROOT_FOLDER / "docs/how-to/account-for-use.md").read_text().partition("### An example")[2]
-    found: list[list[list[str]]] = [[]]
+    blocks: list[list[list[str]]] = [[]]
     for line in text.partition("## Give projects")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and not re.fullmatch(r"[|\- ]+", line):
-            found[-1].append(cells)
-        elif found[-1] and not line.startswith("|"):
-            found.append([])
-    return [table for table in found if table]
+            blocks[-1].append(cells)
+        elif blocks[-1] and not line.startswith("|"):
+            blocks.append([])
+    return [table for table in blocks if table]
 
 
 def at(text: str) -> datetime:
@@ -64,13 +64,13 @@ def at(text: str) -> datetime:
 
 
 def example() -> list[Interval]:
-    found = []
+    intervals = []
     for gpu, start, end, state, kind, project, user, repository in tables()[0][1:]:
         whose = {"project_id": f"p-{project}", "project": project, "user_id": f"u-{user}", "user": user} if user else {}
         tenure = Tenure(kind=kind, repository=repository, booking="b1" if kind else "", **whose)
         host = {"A": "gpu-2", "B": "gpu-3"}[gpu]
-        found.append(Interval(host, "0000:18:00.0", "t4", TrackState(state), at(start), at(end), tenure))
-    return found
+        intervals.append(Interval(host, "0000:18:00.0", "t4", TrackState(state), at(start), at(end), tenure))
+    return intervals
 
 
 def portal(folder: Path, others: OthersShown = OthersShown.NAMES, **accounting: Any) -> AccountingPortal:
@@ -78,62 +78,62 @@ def portal(folder: Path, others: OthersShown = OthersShown.NAMES, **accounting: 
     return accounting_portal(folder, site, at("00:00:00"), at("24:00:00"), example(), others)
 
 
-def ask(one: AccountingPortal, person: Person, path: str, **query: Any) -> Any:
-    answer = one.portal.program(person).get(path, params={**SPAN, **query})
+def ask(harness: AccountingPortal, person: Person, path: str, **query: Any) -> Any:
+    answer = harness.portal.program(person).get(path, params={**SPAN, **query})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def test_the_example_of_the_how_to_is_true(tmp_path: Path) -> None:
-    one = portal(tmp_path)
+    harness = portal(tmp_path)
     head, *lines, everything = tables()[1]
-    found = ask(one, ROOT, "/v1/usage", by="project")
+    report = ask(harness, ROOT, "/v1/usage", by="project")
     fields = [name.lower().replace(" ", "_") for name in head[1:]]
 
     def row(line: dict[str, Any]) -> list[str]:
         return [str(line[name]) for name in fields]
 
-    assert [[line["project"] or "-", *row(line)] for line in found["lines"]] == lines
-    assert ["All", *row(found["total"])] == everything
-    assert found["total"]["used"] == sum(
+    assert [[line["project"] or "-", *row(line)] for line in report["lines"]] == lines
+    assert ["All", *row(report["total"])] == everything
+    assert report["total"]["used"] == sum(
         int(everything[1 + fields.index(f"{use}_use")]) for use in ("booked", "runner", "unbooked")
     )
-    assert found["total"]["total"] == 2 * 24 * 3600
-    assert (found["until"], found["timezone"], found["currency"]) == ("2026-11-24T23:00:00Z", "Europe/Rome", "EUR")
+    assert report["total"]["total"] == 2 * 24 * 3600
+    assert (report["until"], report["timezone"], report["currency"]) == ("2026-11-24T23:00:00Z", "Europe/Rome", "EUR")
 
 
 def test_with_booked_time_charged_the_example_costs_what_it_says(tmp_path: Path) -> None:
-    found = ask(portal(tmp_path, charge="booked"), ROOT, "/v1/usage", by="project", project="physics")
-    assert [line["cost"] for line in found["lines"]] == ["4.79"]
+    report = ask(portal(tmp_path, charge="booked"), ROOT, "/v1/usage", by="project", project="physics")
+    assert [line["cost"] for line in report["lines"]] == ["4.79"]
 
 
 def test_intervals_add_up_to_the_report(tmp_path: Path) -> None:
-    one = portal(tmp_path)
-    lines = ask(one, ROOT, "/v1/usage/intervals")["lines"]
+    harness = portal(tmp_path)
+    lines = ask(harness, ROOT, "/v1/usage/intervals")["lines"]
     assert sum(line["seconds"] for line in lines) == 2 * 24 * 3600
     by_use: dict[str, int] = {}
     for line in lines:
         by_use[line["use"].replace(" ", "_")] = by_use.get(line["use"].replace(" ", "_"), 0) + line["seconds"]
-    total = ask(one, ROOT, "/v1/usage")["total"]
+    total = ask(harness, ROOT, "/v1/usage")["total"]
     assert by_use == {name: total[name] for name in by_use}
-    assert {line["repository"] for line in ask(one, ROOT, "/v1/usage/intervals", project="ci")["lines"]} == {
+    assert {line["repository"] for line in ask(harness, ROOT, "/v1/usage/intervals", project="ci")["lines"]} == {
         "acme/solver"
     }
 
 
 def test_a_report_is_by_what_was_asked_for(tmp_path: Path) -> None:
-    one = portal(tmp_path)
-    found = ask(one, ROOT, "/v1/usage", by=["tariff", "project"], project="p-physics")
-    assert [(line["tariff"], line["project"], line["used"]) for line in found["lines"]] == [
+    harness = portal(tmp_path)
+    report = ask(harness, ROOT, "/v1/usage", by=["tariff", "project"], project="p-physics")
+    assert [(line["tariff"], line["project"], line["used"]) for line in report["lines"]] == [
         ("night", "physics", 7200),
         ("standard", "physics", 35910),
     ]
-    assert [line["pool"] for line in found["lines"]] == [None, None]
-    (day,) = ask(one, ROOT, "/v1/usage", by="day", host="gpu-3")["lines"]
+    assert [line["pool"] for line in report["lines"]] == [None, None]
+    (day,) = ask(harness, ROOT, "/v1/usage", by="day", host="gpu-3")["lines"]
     assert (day["day"], day["total"]) == ("2026-11-24", 86400)
-    (month,) = ask(one, ROOT, "/v1/usage", by="month", repository="acme/solver")["lines"]
+    (month,) = ask(harness, ROOT, "/v1/usage", by="month", repository="acme/solver")["lines"]
     assert (month["month"], month["used"]) == ("2026-11", 20110)
-    assert [line["pool"] for line in ask(one, ROOT, "/v1/usage", by="pool")["lines"]] == ["t4"]
+    assert [line["pool"] for line in ask(harness, ROOT, "/v1/usage", by="pool")["lines"]] == ["t4"]
 
 
 NEAR = {ADA: {"physics"}, BOB: {"biology"}, EVE: {"physics"}, ROOT: {"physics", "biology", "ci"}}
@@ -141,26 +141,26 @@ NEAR = {ADA: {"physics"}, BOB: {"biology"}, EVE: {"physics"}, ROOT: {"physics", 
 
 @pytest.mark.parametrize("others", OthersShown)
 def test_everybody_s_lines_add_up_and_say_only_what_they_may_see(tmp_path: Path, others: OthersShown) -> None:
-    one = portal(tmp_path, others)
+    harness = portal(tmp_path, others)
     everything = {("physics", "ada", ""), ("biology", "bob", ""), ("ci", "gpuyard", "acme/solver")}
     for person, near in NEAR.items():
-        found = ask(one, person, "/v1/usage", by=["project", "user", "repository"])
-        assert found["total"]["total"] == 2 * 24 * 3600 == sum(line["total"] for line in found["lines"])
+        report = ask(harness, person, "/v1/usage", by=["project", "user", "repository"])
+        assert report["total"]["total"] == 2 * 24 * 3600 == sum(line["total"] for line in report["lines"])
         theirs = {line for line in everything if person is ROOT or line[1] == person.user}
-        known = {line for line in everything if line[0] in near or others is OthersShown.NAMES}
+        visible = {line for line in everything if line[0] in near or others is OthersShown.NAMES}
         hidden = OthersShown.NOTHING is others and "another project"
-        expected = theirs | {(project, "somebody", repository) for project, _, repository in known - theirs}
-        expected |= {(hidden or project, "somebody", "") for project, _, _ in everything - known - theirs}
-        assert whose(found["lines"]) == expected
-        lines = ask(one, person, "/v1/usage/intervals")["lines"]
+        expected = theirs | {(project, "somebody", repository) for project, _, repository in visible - theirs}
+        expected |= {(hidden or project, "somebody", "") for project, _, _ in everything - visible - theirs}
+        assert whose(report["lines"]) == expected
+        lines = ask(harness, person, "/v1/usage/intervals")["lines"]
         assert whose(lines) == expected
         secret = [line for line in lines if line["user"] == "somebody"]
         assert not any(line["booking"] or line["server"] or line["user_id"] for line in secret)
         assert others is OthersShown.NAMES or {line["project_id"] for line in secret} <= {
-            f"p-{one}" for one in ("", *near)
+            f"p-{project}" for project in ("", *near)
         } | {""}
         if hidden and "ci" not in near:
-            assert ask(one, person, "/v1/usage", project="ci")["lines"] == []  # nor does a search tell
+            assert ask(harness, person, "/v1/usage", project="ci")["lines"] == []  # nor does a search tell
 
 
 @pytest.mark.parametrize("others", [OthersShown.NAMES, OthersShown.PROJECTS])
@@ -173,14 +173,14 @@ def test_projects_of_the_same_name_have_accounts_of_their_own(tmp_path: Path, ot
         Interval("gpu-2", "0000:18:00.0", "t4", TrackState.CLAIMED, at("10:00:00"), at("24:00:00"), other),
     ]
     site = accounting_site(NIGHT, prices=PRICES)
-    one = accounting_portal(tmp_path, site, at("00:00:00"), at("24:00:00"), intervals, others)
-    hours = {line["project"]: line["used"] // 3600 for line in ask(one, ROOT, "/v1/usage")["lines"]}
+    harness = accounting_portal(tmp_path, site, at("00:00:00"), at("24:00:00"), intervals, others)
+    hours = {line["project"]: line["used"] // 3600 for line in ask(harness, ROOT, "/v1/usage")["lines"]}
     assert hours == {"physics (p-physics)": 10, "physics (p-else)": 14}
-    seen = {line["project"]: line["used"] // 3600 for line in ask(one, ADA, "/v1/usage")["lines"]}
-    assert seen == (hours if others is OthersShown.NAMES else {"physics (p-physics)": 10, "physics": 14})
-    by_user = {line["user"] for line in ask(one, ROOT, "/v1/usage", by="user")["lines"]}
+    visible_hours = {line["project"]: line["used"] // 3600 for line in ask(harness, ADA, "/v1/usage")["lines"]}
+    assert visible_hours == (hours if others is OthersShown.NAMES else {"physics (p-physics)": 10, "physics": 14})
+    by_user = {line["user"] for line in ask(harness, ROOT, "/v1/usage", by="user")["lines"]}
     assert by_user == {"ada (u-ada)", "ada (u-else)"}
-    (mine,) = ask(one, ADA, "/v1/usage", project="p-physics")["lines"]
+    (mine,) = ask(harness, ADA, "/v1/usage", project="p-physics")["lines"]
     assert (mine["project"], mine["used"]) == ("physics", 10 * 3600)
 
 
@@ -203,24 +203,26 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 def test_what_cannot_be_asked_is_said(tmp_path: Path) -> None:
     program = portal(tmp_path).portal.program(ROOT)
-    for query, said in WRONG:
+    for query, message in WRONG:
         for path in ("/v1/usage", "/v1/usage/intervals") if "by" not in query else ("/v1/usage",):
             answer = program.get(path, params={**SPAN, **query})
             assert answer.status_code == 422
-            assert said.replace("3700", "31" if "intervals" in path else "3700") in answer.text
+            assert message.replace("3700", "31" if "intervals" in path else "3700") in answer.text
 
 
 def test_a_report_that_would_be_of_millions_of_sums_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = portal(tmp_path)
-    assert sum_up(one.store, "Europe/Rome", site_clock(one.site).parts, 7) == 0  # Nova may still have something to add
-    assert one.store.write(at("24:00:00"), at("24:30:00"), at("24:30:00"), {}, [])
-    assert sum_up(one.store, "Europe/Rome", site_clock(one.site).parts, 7) == 1
+    harness = portal(tmp_path)
+    assert (
+        sum_up(harness.store, "Europe/Rome", site_clock(harness.site).parts, 7) == 0
+    )  # Nova may still have something to add
+    assert harness.store.write(at("24:00:00"), at("24:30:00"), at("24:30:00"), {}, [])
+    assert sum_up(harness.store, "Europe/Rome", site_clock(harness.site).parts, 7) == 1
     monkeypatch.setattr(usage_api, "MOST_SUMS", 5)
     query = {**SPAN, "by": ["host", "user", "day"]}
-    answer = one.portal.program(ROOT).get("/v1/usage", params=query)
+    answer = harness.portal.program(ROOT).get("/v1/usage", params=query)
     assert (answer.status_code, answer.json()["code"]) == (422, "too_many_rows")
     monkeypatch.setattr(usage_api, "MOST_SUMS", 500)
-    assert ask(one, ROOT, "/v1/usage", by=["host", "user", "day"])["total"]["total"] == 2 * 24 * 3600
+    assert ask(harness, ROOT, "/v1/usage", by=["host", "user", "day"])["total"]["total"] == 2 * 24 * 3600
 
 
 def test_intervals_are_of_a_month_at_most(tmp_path: Path) -> None:
@@ -232,18 +234,18 @@ def test_intervals_are_of_a_month_at_most(tmp_path: Path) -> None:
 def test_csv_has_no_formulas(tmp_path: Path) -> None:
     evil = Tenure(project_id="p-x", project="=HYPERLINK(1)", user_id="u-x", user="+cmd|' /C calc'!A0")
     intervals = [Interval("gpu-2", "0000:18:00.0", "t4", TrackState.CLAIMED, at("00:00:00"), at("24:00:00"), evil)]
-    one = accounting_portal(tmp_path, accounting_site(NIGHT), at("00:00:00"), at("24:00:00"), intervals)
+    harness = accounting_portal(tmp_path, accounting_site(NIGHT), at("00:00:00"), at("24:00:00"), intervals)
     for path in ("/v1/usage", "/v1/usage/intervals"):
-        answer = one.portal.program(ROOT).get(path, params={**SPAN, "format": "csv"})
+        answer = harness.portal.program(ROOT).get(path, params={**SPAN, "format": "csv"})
         assert answer.headers["content-type"].startswith("text/csv")
         (row,) = csv.DictReader(io.StringIO(answer.text))
         assert row["project"] == "'=HYPERLINK(1)"
 
 
 def test_a_site_without_a_look_has_an_empty_report(tmp_path: Path) -> None:
-    one = portal(tmp_path)
-    found = ask(one, ROOT, "/v1/usage", **{"from": "2026-12-01", "to": "2026-12-02"})
-    assert (found["lines"], found["total"]["total"]) == ([], 0)
+    harness = portal(tmp_path)
+    report = ask(harness, ROOT, "/v1/usage", **{"from": "2026-12-01", "to": "2026-12-02"})
+    assert (report["lines"], report["total"]["total"]) == ([], 0)
 
 
 # Budgets
@@ -257,10 +259,10 @@ def budgets(folder: Path, **accounting: Any) -> AccountingPortal:
 
 
 def test_budgets_are_shown_to_their_projects(tmp_path: Path) -> None:
-    one = budgets(tmp_path, budget={"gpu_hours": 5})
+    harness = budgets(tmp_path, budget={"gpu_hours": 5})
 
     def shown(person: Person) -> dict[str, tuple[int, int, float]]:
-        lines = one.portal.program(person).get("/v1/budgets").json()["lines"]
+        lines = harness.portal.program(person).get("/v1/budgets").json()["lines"]
         return {line["project"]: (line["limit"], line["used"], line["percent"]) for line in lines}
 
     physics, biology = (72000, 43110, 59.9), (18000, 25200, 140.0)
@@ -271,10 +273,10 @@ def test_budgets_are_shown_to_their_projects(tmp_path: Path) -> None:
 
 
 def test_a_booking_beyond_the_budget_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    one = budgets(tmp_path)
-    start = one.portal.clock.now + HOUR
+    harness = budgets(tmp_path)
+    start = harness.portal.clock.now + HOUR
     document = {"pool": "v100", "start": start.isoformat(), "end": (start + 9 * HOUR).isoformat()}
-    answer = one.portal.program(ADA).post("/v1/bookings", json=document)
+    answer = harness.portal.program(ADA).post("/v1/bookings", json=document)
     assert answer.status_code == 409
     assert answer.json()["codes"] == ["budget"]
     assert (
@@ -282,66 +284,70 @@ def test_a_booking_beyond_the_budget_is_refused_with_the_numbers(tmp_path: Path)
         "left: 12.0 are used, 0.0 are booked" in answer.text
     )
     document["end"] = (start + 8 * HOUR).isoformat()
-    assert one.portal.program(ADA).post("/v1/bookings", json=document).status_code == 201
-    (line,) = [row for row in one.portal.program(ADA).get("/v1/budgets").json()["lines"] if row["project"] == "physics"]
+    assert harness.portal.program(ADA).post("/v1/bookings", json=document).status_code == 201
+    (line,) = [
+        row for row in harness.portal.program(ADA).get("/v1/budgets").json()["lines"] if row["project"] == "physics"
+    ]
     assert (line["booked"], line["left"]) == (8 * 3600, 72000 - 43110 - 28800)
 
 
-def told(one: AccountingPortal, kind: str) -> list[Event]:
-    store: Store = one.portal.ledger._store
-    found = [delivery.event for delivery in store.take_undelivered("test", one.portal.clock.now)]
-    for event in found:
+def told(harness: AccountingPortal, kind: str) -> list[Event]:
+    store: Store = harness.portal.ledger._store
+    events = [delivery.event for delivery in store.take_undelivered("test", harness.portal.clock.now)]
+    for event in events:
         store.mark_delivered("test", event.id, event.at)
-    return [event for event in found if event.kind == kind]
+    return [event for event in events if event.kind == kind]
 
 
 def test_a_threshold_is_told_once_a_period_also_after_a_crash(tmp_path: Path) -> None:
-    one = budgets(tmp_path, warn_at=[50, 55, 90], tell=["ops@example.org"])
-    one.portal.ledger.create(_soon(one, 1), ADA)
-    told(one, "")
-    one.service.run()
-    one.restarted().run()
-    first = told(one, "budget.near")
+    harness = budgets(tmp_path, warn_at=[50, 55, 90], tell=["ops@example.org"])
+    harness.portal.ledger.create(_soon(harness, 1), ADA)
+    told(harness, "")
+    harness.service.run()
+    harness.restarted().run()
+    first = told(harness, "budget.near")
     assert {event.email for event in first} == {ADA.email, "ops@example.org"}
     assert {event.details["percent"] for event in first} == {"55"}
     assert (
         "project physics has used 12.0 of 20.0 GPU-hours until Mon 2026-11-30 23:00 UTC (60%)"
         in first[0].details["text"]
     )
-    store, until = one.store, at("24:00:00")
+    store, until = harness.store, at("24:00:00")
     more = Interval("gpu-2", "0000:18:00.0", "t4", TrackState.CLAIMED, until, None, example()[1].tenure)
     assert store.write(until, until + 8 * HOUR, until, {}, [more])
-    one.portal.clock.now = until + 8 * HOUR
-    one.service.run()
-    one.service.run()
-    assert [event.details["percent"] for event in told(one, "budget.near")] == ["90", "90"]
-    assert [entry.action for entry in one.portal.ledger.audit()].count("budget.warned") == 4
+    harness.portal.clock.now = until + 8 * HOUR
+    harness.service.run()
+    harness.service.run()
+    assert [event.details["percent"] for event in told(harness, "budget.near")] == ["90", "90"]
+    assert [entry.action for entry in harness.portal.ledger.audit()].count("budget.warned") == 4
 
 
 def test_who_was_told_is_not_looked_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is a transaction for each person and threshold, in which nobody can book."""
-    one = budgets(tmp_path, warn_at=[50], tell=["ops@example.org"])
-    told(one, "")
-    one.service.run()
-    assert told(one, "budget.near")
-    asked: list[str] = []
-    monkeypatch.setattr(one.portal.ledger.upkeep, "note_once", lambda pool, subject, what, *more: asked.append(what))
-    one.service.run()
-    assert asked == []
-    one.restarted().run()
-    assert asked
+    harness = budgets(tmp_path, warn_at=[50], tell=["ops@example.org"])
+    told(harness, "")
+    harness.service.run()
+    assert told(harness, "budget.near")
+    noted: list[str] = []
+    monkeypatch.setattr(
+        harness.portal.ledger.upkeep, "note_once", lambda pool, subject, what, *more: noted.append(what)
+    )
+    harness.service.run()
+    assert noted == []
+    harness.restarted().run()
+    assert noted
 
 
-def _soon(one: AccountingPortal, hours: float) -> Ask:
-    start = one.portal.clock.now + HOUR
+def _soon(harness: AccountingPortal, hours: float) -> Ask:
+    start = harness.portal.clock.now + HOUR
     return Ask("v100", start, start + hours * HOUR)
 
 
 def test_programs_are_told_where_nobody_has_an_address(tmp_path: Path) -> None:
-    one = budgets(tmp_path, warn_at=[50])
-    told(one, "")
-    one.service.run()
-    (event,) = told(one, "budget.near")
+    harness = budgets(tmp_path, warn_at=[50])
+    told(harness, "")
+    harness.service.run()
+    (event,) = told(harness, "budget.near")
     assert (event.email, event.details["project"]) == ("", "physics")
 
 
@@ -362,20 +368,20 @@ def test_days_are_read_as_far_back_as_a_budget_needs() -> None:
 
 
 def test_rows_are_in_hours_and_end_with_all(tmp_path: Path) -> None:
-    found = ask(portal(tmp_path), ROOT, "/v1/usage", by=["project", "pool"])
-    rows = [usage_row(line, ["project", "pool"]) for line in found["lines"]]
+    report = ask(portal(tmp_path), ROOT, "/v1/usage", by=["project", "pool"])
+    rows = [usage_row(line, ["project", "pool"]) for line in report["lines"]]
     assert rows[0]["Project"] == ""
     assert (rows[3]["Project"], rows[3]["Booked use"], rows[3]["Cost"]) == ("physics", "11.97", "4.39")
-    last = total_row(found["total"], ["project", "pool"])
+    last = total_row(report["total"], ["project", "pool"])
     assert (last["Project"], last["Pool"], last["Total"]) == ("All", "", "48.00")
     assert all(tuple(row) == usage_columns(["project", "pool"]) for row in [*rows, last])
 
 
 def test_rows_of_intervals_and_budgets_have_their_columns(tmp_path: Path) -> None:
-    one = budgets(tmp_path)
-    row = interval_row(ask(one, ROOT, "/v1/usage/intervals")["lines"][0], ROME)
+    harness = budgets(tmp_path)
+    row = interval_row(ask(harness, ROOT, "/v1/usage/intervals")["lines"][0], ROME)
     assert set(row) == set(INTERVALS)
-    (line,) = one.portal.program(ROOT).get("/v1/budgets").json()["lines"]
+    (line,) = harness.portal.program(ROOT).get("/v1/budgets").json()["lines"]
     shown = budget_row(line, ROME)
     assert set(shown) == set(BUDGETS)
     assert (shown["Limit"], shown["Used"], shown["Until"][:10]) == ("20.00", "11.97", "2026-12-01")
@@ -399,15 +405,15 @@ def rolled(folder: Path, **accounting: Any) -> AccountingPortal:
     site = accounting_site({"tell": ["ops@example.org"], **accounting}, prices=PRICES)
     whose = {"project_id": "p-physics", "project": "physics", "user_id": "u-ada", "user": "ada"}
     today = Interval("gpu-2", "0000:18:00.0", "t4", TrackState.CLAIMED, until - HOUR, None, Tenure(**whose))
-    one = accounting_portal(folder, site, first, until, [today])
-    sums, day, last = SumStore(one.store.database), date(2026, 10, 1), None
+    harness = accounting_portal(folder, site, first, until, [today])
+    sums, day, last = SumStore(harness.store.database), date(2026, 10, 1), None
     while day < date(2026, 11, 23):
         used = Slice("", "t4", "gpu-2", **whose, state="claimed")
         idle = Slice("", "t4", "gpu-2", state="free")
         assert sums.put_day(last, day, {used: 2 * 3600, idle: 22 * 3600}, [])
         last, day = day, day + timedelta(days=1)
-    one.service = one.restarted()
-    return one
+    harness.service = harness.restarted()
+    return harness
 
 
 @pytest.mark.parametrize(
@@ -438,13 +444,13 @@ def test_what_was_used_long_ago_counts_less(tmp_path: Path) -> None:
 
 
 def test_a_month_is_told_once_it_is_summed_up(tmp_path: Path) -> None:
-    one = rolled(tmp_path)
-    told(one, "")
-    one.service.run()
-    one.restarted().run()
-    (event,) = told(one, "usage.month")
+    harness = rolled(tmp_path)
+    told(harness, "")
+    harness.service.run()
+    harness.restarted().run()
+    (event,) = told(harness, "usage.month")
     assert (event.email, event.details["month"]) == ("ops@example.org", "2026-10")
     assert event.details["text"] == ("62.0 of 744.0 GPU-hours were used (8%); physics: 62.0 GPU-hours, 24.80 EUR")
-    one.portal.clock.now = datetime(2026, 12, 2, tzinfo=UTC)
-    one.service.run()
-    assert told(one, "usage.month") == []  # nobody has summed up November yet
+    harness.portal.clock.now = datetime(2026, 12, 2, tzinfo=UTC)
+    harness.service.run()
+    assert told(harness, "usage.month") == []  # nobody has summed up November yet

@@ -30,10 +30,10 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name in ("GPUYARD_URL", "OS_CLOUD", "OS_AUTH_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TZ", "UTC")
-    with serving(budgets(tmp_path).portal.app) as found:
-        path = write_clouds(tmp_path, found, (ADA, ROOT), lambda one: token_of(one)["X-Auth-Token"])
+    with serving(budgets(tmp_path).portal.app) as url:
+        path = write_clouds(tmp_path, url, (ADA, ROOT), lambda person: token_of(person)["X-Auth-Token"])
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(path))
-        yield found
+        yield url
 
 
 def output(*words: str, who: str = "root") -> str:
@@ -71,8 +71,8 @@ def test_a_line_of_nobody_is_empty_but_in_a_table(url: str) -> None:
 
 
 def test_a_name_that_nothing_is_known_of_is_told(url: str) -> None:
-    asked = ["usage", "report", *DAY, "--project", "physic", "--os-cloud", "root"]
-    assert CliRunner().invoke(app, asked).stderr == (
+    command = ["usage", "report", *DAY, "--project", "physic", "--os-cloud", "root"]
+    assert CliRunner().invoke(app, command).stderr == (
         "nothing is on record of project physic from 2026-11-24 to 2026-11-25\n"
     )
 

@@ -51,9 +51,9 @@ def test_what_was_written_of_a_time_to_come_is_taken_back(url: str) -> None:
             repair(url)
         with pytest.raises(BlockedError, match="nothing was changed"):
             repair(url, answer="n\n")
-        said = repair(url, "--yes")
-        assert f"it would go until {later:%a %Y-%m-%d %H:%M}" in said
-        assert "intervals that begin later, and go: 1\nintervals that have begun by then, and go on: 1\n" in said
+        output = repair(url, "--yes")
+        assert f"it would go until {later:%a %Y-%m-%d %H:%M}" in output
+        assert "intervals that begin later, and go: 1\nintervals that have begun by then, and go on: 1\n" in output
         extent = store.seen()
         assert extent is not None
         assert extent.until == later

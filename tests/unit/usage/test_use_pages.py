@@ -50,11 +50,11 @@ def made(folder: Path) -> HealthPortal:
 
 def known(start: datetime, pool: str = "") -> Counter[str]:
     """GPU-seconds of each use since then."""
-    found: Counter[str] = Counter()
-    for one in lives():
-        if pool in ("", one.pool):
-            found[use_of(one.state, one.tenure.kind).value] += one.seconds(start, NOON)
-    return +found
+    seconds_by_use: Counter[str] = Counter()
+    for interval in lives():
+        if pool in ("", interval.pool):
+            seconds_by_use[use_of(interval.state, interval.tenure.kind).value] += interval.seconds(start, NOON)
+    return +seconds_by_use
 
 
 def told(portal: HealthPortal, query: str) -> list[dict[str, str]]:
@@ -72,9 +72,9 @@ SINCE = {1: TODAY, 7: TODAY - 6 * DAY, 30: TODAY - 29 * DAY, 90: NOON - PAST * D
 @pytest.mark.parametrize("days", SINCE)
 def test_steps_add_up_to_all_gpu_time(portal: HealthPortal, days: int) -> None:
     rows = told(portal, f"days={days}")
-    found = Counter({use.value: sum(int(row[f"seconds.{use.value}"] or 0) for row in rows) for use in UseKind})
-    assert +found == known(SINCE[days])
-    assert found.total() == len(site_gpus()) * (NOON - SINCE[days]).total_seconds()
+    seconds_by_use = Counter({use.value: sum(int(row[f"seconds.{use.value}"] or 0) for row in rows) for use in UseKind})
+    assert +seconds_by_use == known(SINCE[days])
+    assert seconds_by_use.total() == len(site_gpus()) * (NOON - SINCE[days]).total_seconds()
 
 
 @pytest.mark.parametrize(("days", "length"), [(1, HOUR), (7, 4 * HOUR), (30, DAY), (90, DAY), (365, 7 * DAY)])
@@ -100,8 +100,8 @@ def test_the_overview_has_charts_with_tables(portal: HealthPortal) -> None:
     pictures = page.count('class="chart"')
     assert pictures == page.count('role="img" aria-label="') == page.count("<summary>As a table") == 3
     used = sum(known(SINCE[30])[use] for use in ("booked use", "runner use", "unbooked use"))
-    seen = known(SINCE[30]).total() - known(SINCE[30])["unseen"]
-    assert f"{100 * used / seen:.0f} % of the observed time in use" in page
+    observed = known(SINCE[30]).total() - known(SINCE[30])["unseen"]
+    assert f"{100 * used / observed:.0f} % of the observed time in use" in page
     assert "style=" not in page
     only = portal.browser(ADA).client.get("/overview?days=365&pool=t4").text
     assert re.findall(r'<h3 id="use-(.*?)">', only) == ["t4"]
@@ -119,17 +119,19 @@ def test_the_week_is_the_mean_of_its_hours(portal: HealthPortal, pool: str) -> N
     assert f"The week of {pool or 'all pools'}: percent" in page
     table = {(row["weekday"], row["hour"]): row["share"] for row in csv_at(portal, f"utilisation/week?pool={pool}")}
     for weekday, hour in ((0, 17), (3, 2), (6, 23)):
-        used = seen = 0
+        used = observed = 0
         for start in (TODAY + n * DAY + hour * HOUR for n in range(-28, 1)):
             if start.weekday() == weekday and start < NOON:
-                found = Counter[str]()
-                for one in lives():
-                    if pool in ("", one.pool):
-                        found[use_of(one.state, one.tenure.kind).value] += one.seconds(start, min(NOON, start + HOUR))
-                seen += found.total() - found["unseen"]
-                used += found["booked use"] + found["runner use"] + found["unbooked use"]
-        assert cells[weekday, hour] == str(round(100 * used / seen))
-        assert table[str(weekday), str(hour)] == str(round(used / seen, 4))
+                seconds_by_use = Counter[str]()
+                for interval in lives():
+                    if pool in ("", interval.pool):
+                        seconds_by_use[use_of(interval.state, interval.tenure.kind).value] += interval.seconds(
+                            start, min(NOON, start + HOUR)
+                        )
+                observed += seconds_by_use.total() - seconds_by_use["unseen"]
+                used += seconds_by_use["booked use"] + seconds_by_use["runner use"] + seconds_by_use["unbooked use"]
+        assert cells[weekday, hour] == str(round(100 * used / observed))
+        assert table[str(weekday), str(hour)] == str(round(used / observed, 4))
 
 
 def test_who_waits(tmp_path: Path) -> None:
@@ -146,22 +148,22 @@ def test_who_waits(tmp_path: Path) -> None:
 def test_the_same_is_read_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     portal = made(tmp_path)
     history = portal.app.state.feed._sources.history
-    asked: list[object] = []
+    calls: list[object] = []
     extent = history.extent
 
     def counted() -> object:
-        asked.append(None)
+        calls.append(None)
         return extent()
 
     monkeypatch.setattr(history, "extent", counted)
     client = portal.browser(ADA).client
     client.get("/overview")
-    once = len(asked)
+    once = len(calls)
     client.get("/overview?pool=t4")
-    assert len(asked) == once > 0
+    assert len(calls) == once > 0
     portal.clock.forward(minutes=1)
     client.get("/overview")
-    assert len(asked) > once
+    assert len(calls) > once
 
 
 def test_before_the_first_look_nothing_is_said(tmp_path: Path) -> None:
@@ -181,12 +183,12 @@ def timeline(portal: HealthPortal, name: str = "gpu-1/0000:27:00.0", days: int =
 
 def test_a_gpu_has_a_strip_and_a_table_of_its_time(portal: HealthPortal) -> None:
     text, gpu = timeline(portal), site_gpus()[0]
-    mine = [one for one in lives() if (one.host, one.address) == (gpu.host, gpu.address)]
-    recent = [one for one in mine if (one.end or NOON) > NOON - 7 * DAY]
+    mine = [interval for interval in lives() if (interval.host, interval.address) == (gpu.host, gpu.address)]
+    recent = [interval for interval in mine if (interval.end or NOON) > NOON - 7 * DAY]
     assert text.count('<tr><th scope="row">') == len(recent)
     spent: Counter[str] = Counter()
-    for one in recent:
-        spent[use_of(one.state, one.tenure.kind).value] += one.seconds(NOON - 7 * DAY, NOON)
+    for interval in recent:
+        spent[use_of(interval.state, interval.tenure.kind).value] += interval.seconds(NOON - 7 * DAY, NOON)
     for use, amount in spent.items():
         share = 100 * amount / spent.total()
         assert f"{use} {'under 1' if share < 1 else f'{share:.0f}'} %" in text
@@ -244,8 +246,8 @@ def test_areas_of_a_stack_are_its_gpu_time(found: list[dict[UseKind, int]]) -> N
         (use,) = [use for use, slug in SLUGS.items() if slug == layer.slug]
         area = sum(width * height for _, _, width, height in boxes)
         whole = sum(column.seconds.get(use, 0) for column in columns)
-        wanted = whole * WIDTH * HEIGHT / (top * 3600 * len(columns))
-        assert area == pytest.approx(wanted, abs=0.2 * sum(width + height for _, _, width, height in boxes))
+        expected = whole * WIDTH * HEIGHT / (top * 3600 * len(columns))
+        assert area == pytest.approx(expected, abs=0.2 * sum(width + height for _, _, width, height in boxes))
 
 
 @pytest.mark.parametrize(
@@ -279,12 +281,12 @@ def test_a_strip_is_as_long_as_each_piece_of_it() -> None:
 
 
 def test_coarse_steps_and_all_pools_lose_nothing() -> None:
-    one = [Column(NOON + n * HOUR, NOON + (n + 1) * HOUR, {UseKind.IDLE: n, UseKind.HELD: 1}) for n in range(10)]
-    few = coarse(one, 4)
+    columns = [Column(NOON + n * HOUR, NOON + (n + 1) * HOUR, {UseKind.IDLE: n, UseKind.HELD: 1}) for n in range(10)]
+    few = coarse(columns, 4)
     assert len(few) == 4
     assert sum(column.seconds[UseKind.IDLE] for column in few) == 45
-    assert (few[0].start, few[-1].end) == (one[0].start, one[-1].end)
-    both = together([one, one[:5]])
+    assert (few[0].start, few[-1].end) == (columns[0].start, columns[-1].end)
+    both = together([columns, columns[:5]])
     assert [column.seconds[UseKind.HELD] for column in both] == [2] * 5 + [1] * 5
 
 
@@ -351,18 +353,18 @@ def test_steps_of_waits_have_each_once_and_half_of_them_below_the_median(
     end = first + (28 if each == 7 else 30) * DAY
     begin = datetime(2026, 10, 10, 12, tzinfo=UTC)
     all_of = [Wait(pool, of, begin + day * DAY, seconds) for pool, of, day, seconds in found]
-    told = waits(all_of, first, end, each, zone)
-    mine = [one for one in all_of if first <= local_day(one.over, zone) < end]
-    assert sum(step.count for step in told.steps) == sum(one.count for one in told.whole) == len(mine)
-    for step in (*told.steps, *told.whole):
-        here = [max(0.0, one.seconds) for one in mine
-                if (one.pool, one.of) == (step.pool, step.of) and step.start <= one.over < step.end]  # fmt: skip
-        assert step.count == len(here)
-        assert step.waited == sum(one >= 1 for one in here)
+    summary = waits(all_of, first, end, each, zone)
+    mine = [wait for wait in all_of if first <= local_day(wait.over, zone) < end]
+    assert sum(step.count for step in summary.steps) == sum(total.count for total in summary.whole) == len(mine)
+    for step in (*summary.steps, *summary.whole):
+        durations = [max(0.0, wait.seconds) for wait in mine
+                if (wait.pool, wait.of) == (step.pool, step.of) and step.start <= wait.over < step.end]  # fmt: skip
+        assert step.count == len(durations)
+        assert step.waited == sum(duration >= 1 for duration in durations)
         for value, share in ((step.p50, 0.5), (step.p90, 0.9)):
-            assert value in here
-            assert sum(one <= value for one in here) >= share * len(here)
-            assert sum(one < value for one in here) < share * len(here)
+            assert value in durations
+            assert sum(duration <= value for duration in durations) >= share * len(durations)
+            assert sum(duration < value for duration in durations) < share * len(durations)
 
 
 def test_jobs_waited_in_githubs_queue(tmp_path: Path) -> None:

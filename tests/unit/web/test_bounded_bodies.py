@@ -138,8 +138,8 @@ def test_a_stranger_with_many_slow_bodies_keeps_nobody_from_logging_in(tmp_path:
         try:
             return await log_in("198.51.100.1", sends(b"user=x"))
         finally:
-            for one in slow:
-                one.cancel()
+            for task in slow:
+                task.cancel()
             await asyncio.wait(slow)
 
     assert asyncio.run(both()) == 422

@@ -43,20 +43,20 @@ def test_a_list_is_the_same_as_in_json() -> None:
     assert answer.headers["content-type"] == "text/csv; charset=utf-8; header=present"
     assert answer.headers["content-disposition"] == 'attachment; filename="gpuyard-gpus.csv"'
     assert "etag" not in answer.headers
-    told, known = rows(answer.text), client.get("/v1/gpus?pool=v100").json()["gpus"]
-    assert [(one["host"], one["address"], one["state"]) for one in told] == [
-        (one["host"], one["address"], one["state"]) for one in known
+    csv_rows, json_rows = rows(answer.text), client.get("/v1/gpus?pool=v100").json()["gpus"]
+    assert [(row["host"], row["address"], row["state"]) for row in csv_rows] == [
+        (row["host"], row["address"], row["state"]) for row in json_rows
     ]
-    taken = next(one for one in told if one["state"] == "claimed")
+    taken = next(row for row in csv_rows if row["state"] == "claimed")
     assert (taken["server.name"], taken["server.status"], taken["project"]) == ("training", "ACTIVE", "physics")
-    assert next(one for one in told if one["state"] == "free")["server.name"] == ""
+    assert next(row for row in csv_rows if row["state"] == "free")["server.name"] == ""
 
 
 def test_the_header_says_it_too_and_json_stays_json() -> None:
     client = TestClient(create_app(plain_sources(), ["testserver"]))
-    told = rows(client.get("/v1/pools", headers=SPREADSHEET).text)
+    csv_rows = rows(client.get("/v1/pools", headers=SPREADSHEET).text)
     free = {pool["name"]: str(pool["free"]) for pool in client.get("/v1/pools?format=json").json()["pools"]}
-    assert {one["name"]: one["states.free"] for one in told} == free
+    assert {row["name"]: row["states.free"] for row in csv_rows} == free
     tag = client.get("/v1/pools").headers["etag"]
     assert client.get("/v1/pools", headers={"if-none-match": tag}).status_code == 304
     assert client.get("/v1/pools", headers={"if-none-match": tag, **SPREADSHEET}).status_code == 200
@@ -116,27 +116,27 @@ def test_rights_are_those_of_the_list(portal: BookingPortal) -> None:
 
 
 def test_every_list_of_the_api_is_a_table(tmp_path: Path) -> None:
-    found = health_portal(tmp_path)
-    fill(found)
-    client = found.browser(ROOT).client
+    portal = health_portal(tmp_path)
+    fill(portal)
+    client = portal.browser(ROOT).client
     lists = {
         route.path: table
-        for route in found.app.routes
+        for route in portal.app.routes
         if isinstance(route, APIRoute) and route.methods == {"GET"} and "{" not in route.path
         if isinstance(model := route.response_model, type) and issubclass(model, BaseModel)
         if (table := table_of(model))
     }
     assert lists.keys() >= {"/v1/gpus", "/v1/bookings", "/v1/health", "/v1/audit", "/v1/feeds", "/v1/maintenances"}
     for path, table in lists.items():
-        answer, known = client.get(f"{path}?format=csv"), client.get(path).json()
+        answer, document = client.get(f"{path}?format=csv"), client.get(path).json()
         assert answer.status_code == 200, path
-        assert len(rows(answer.text)) == len(known[table.key]), path
+        assert len(rows(answer.text)) == len(document[table.key]), path
 
 
 def test_no_cell_is_a_formula(portal: BookingPortal) -> None:
     portal.ledger.create(ask(comment="=HYPERLINK(1)"), ADA)
-    (told,) = rows(portal.browser(EVE).client.get("/v1/bookings?format=csv").text)
-    assert told["comment"] == "'=HYPERLINK(1)"
+    (row,) = rows(portal.browser(EVE).client.get("/v1/bookings?format=csv").text)
+    assert row["comment"] == "'=HYPERLINK(1)"
 
 
 @given(

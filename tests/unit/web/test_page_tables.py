@@ -90,28 +90,28 @@ def pages(portal: BookingPortal) -> Iterator[tuple[str, Found]]:
         answer = client.get(route.path + ASKED.get(route.path, ""))
         assert answer.status_code == 200, f"{route.path}: a page that must be asked for something belongs into ASKED"
         assert answer.headers["content-type"].startswith("text/html"), route.path
-        found = Found()
-        found.feed(answer.text)
-        yield route.path, found
+        page = Found()
+        page.feed(answer.text)
+        yield route.path, page
 
 
 def test_every_table_of_every_page_leads_to_its_csv(health: HealthPortal) -> None:
-    seen: dict[str, int] = {}
+    table_counts: dict[str, int] = {}
     client = health.browser(ROOT).client
-    for path, found in pages(health):
-        seen[path] = len(found.tables)
-        for id, sections in found.tables:
-            near = [href for href, around in found.links if set(around) & set(sections)]
+    for path, page in pages(health):
+        table_counts[path] = len(page.tables)
+        for id, sections in page.tables:
+            near = [href for href, around in page.links if set(around) & set(sections)]
             assert near, f"{path}: no link to table {id!r} as CSV"
             assert not id or any(f"csv={id}" in href for href in near), f"{path}: no link to table {id!r}"
-        for href, _ in found.links:
+        for href, _ in page.links:
             answer = client.get(f"/{href}")
             assert answer.status_code == 200, (path, href, answer.text)
             assert answer.headers["content-type"].startswith("text/csv"), (path, href)
             lines = list(csv.reader(io.StringIO(answer.text)))
             assert {len(line) for line in lines} == {len(lines[0])}, (path, href)
-    assert {path for path, count in seen.items() if not count} == NO_TABLES
-    assert seen.keys() >= {
+    assert {path for path, count in table_counts.items() if not count} == NO_TABLES
+    assert table_counts.keys() >= {
         "/gpus",
         "/gpu",
         "/host",
@@ -176,9 +176,9 @@ def test_pages_are_searched_by_their_address(health: HealthPortal, path: str, q:
 
 
 def test_who_waits_is_searched(health: HealthPortal) -> None:
-    for q, there in (("ADA", True), ("nobody", False)):
+    for q, shown in (("ADA", True), ("nobody", False)):
         page = health.browser(ROOT).client.get(f"/overview?q={q}").text
-        assert ("ada in physics" in page.partition('id="waits-title"')[2].partition("</section>")[0]) is there
+        assert ("ada in physics" in page.partition('id="waits-title"')[2].partition("</section>")[0]) is shown
 
 
 def test_runners_are_searched_by_words_and_repository(health: HealthPortal) -> None:
@@ -189,9 +189,9 @@ def test_runners_are_searched_by_words_and_repository(health: HealthPortal) -> N
     assert "from a fork" not in only
     assert NASTY_JOB.id.replace("/", "%2F") in only
     assert RUNNING.id.replace("/", "%2F") not in only
-    found = client.get("/runners?q=ci+train").text
-    assert RUNNING.id.replace("/", "%2F") in found
-    assert NASTY_JOB.id.replace("/", "%2F") not in found
+    page = client.get("/runners?q=ci+train").text
+    assert RUNNING.id.replace("/", "%2F") in page
+    assert NASTY_JOB.id.replace("/", "%2F") not in page
     assert "test 200" in client.get("/runners?q=test+200").text
 
 
@@ -204,11 +204,13 @@ def test_cells_are_read_as_they_are_shown(cells: list[list[str]]) -> None:
     def escaped(text: str) -> str:
         return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
-    lines = "".join("<tr>" + "".join(f"<td><b>{escaped(one)}</b></td>" for one in line) + "</tr>" for line in cells)
+    lines = "".join("<tr>" + "".join(f"<td><b>{escaped(cell)}</b></td>" for cell in line) + "</tr>" for line in cells)
     page = f"<table id='x'><tr><th>no</table><table id=t>{lines}</table><table id=t><tr><td>no</td></tr></table>"
     read = list(csv.reader(io.StringIO(table_csv(page, "t") or "")))
-    shown = [[" ".join(one.split()) for one in line] for line in cells]
-    assert [[one.lstrip("'") for one in line] for line in read] == [[one.lstrip("'") for one in line] for line in shown]
+    shown = [[" ".join(cell.split()) for cell in line] for line in cells]
+    assert [[cell.lstrip("'") for cell in line] for line in read] == [
+        [cell.lstrip("'") for cell in line] for line in shown
+    ]
 
 
 @given(st.text(max_size=300))

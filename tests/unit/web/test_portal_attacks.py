@@ -72,9 +72,9 @@ def narrow(log: Path, own: int, seconds: float) -> Iterator[int]:
     ):  # fmt: skip
         try:
             assert started.stdout
-            found = re.search(r"http://127.0.0.1:(\d+)", started.stdout.readline())
-            assert found, log.read_text()
-            yield int(found.group(1))
+            match = re.search(r"http://127.0.0.1:(\d+)", started.stdout.readline())
+            assert match, log.read_text()
+            yield int(match.group(1))
         finally:
             started.kill()
 

@@ -53,8 +53,8 @@ def portal(tmp_path: Path) -> BookingPortal:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_people_in_memory_keep_the_rules_of_keystone(rule: Callable[[Bench], None]) -> None:
-    known = people()
-    bob = known.users_by_id[BOB.user_id]
+    keystone = people()
+    bob = keystone.users_by_id[BOB.user_id]
 
     def change(**values: object) -> None:
         for name, value in values.items():
@@ -62,7 +62,7 @@ def test_people_in_memory_keep_the_rules_of_keystone(rule: Callable[[Bench], Non
 
     rule(
         Bench(
-            known,
+            keystone,
             BOB.user_id,
             BOB.user,
             PASSWORD,
@@ -72,7 +72,7 @@ def test_people_in_memory_keep_the_rules_of_keystone(rule: Callable[[Bench], Non
             lambda: token_of(BOB)["X-Auth-Token"],
             lambda: change(roles={}),
             lambda: change(enabled=False),
-            lambda: known.revocations.update({BOB.user_id: datetime.now(UTC)}),
+            lambda: keystone.revocations.update({BOB.user_id: datetime.now(UTC)}),
         )
     )
 
@@ -92,9 +92,9 @@ def test_the_login_page_needs_no_login_and_is_kept_by_nobody(portal: BookingPort
 
 def test_whoever_logs_in_gets_to_the_page_that_was_asked_for(portal: BookingPortal) -> None:
     client = portal.browser().client
-    there = client.get("/calendar?pool=t4&from=x").headers["location"]
-    assert there == "./login?next=/calendar%3Fpool%3Dt4%26from%3Dx"
-    page = client.get(there.removeprefix("."))
+    location = client.get("/calendar?pool=t4&from=x").headers["location"]
+    assert location == "./login?next=/calendar%3Fpool%3Dt4%26from%3Dx"
+    page = client.get(location.removeprefix("."))
     next = re.findall(r'name="next" value="([^"]*)"', page.text)[0].replace("&amp;", "&")
     entered = client.post("/login", data={"user": "ada", "password": PASSWORD, "next": next})
     assert (entered.status_code, entered.headers["location"]) == (303, "./calendar?pool=t4&from=x")
@@ -374,10 +374,10 @@ def test_only_an_outage_makes_old_answers_good(timed: tuple[BookingPortal, list[
     portal, time = timed
     ada = portal.browser(ADA)
     portal.people.down = True
-    for status, kept in ((None, True), (500, True), (503, True), (400, False), (401, False), (403, False)):
+    for status, accepted in ((None, True), (500, True), (503, True), (400, False), (401, False), (403, False)):
         portal.people.status = status
         time[0] += 61
-        assert ada.client.get("/v1/me").status_code == (200 if kept else 503), status
+        assert ada.client.get("/v1/me").status_code == (200 if accepted else 503), status
     portal.people.down = False
     portal.people.users_by_id[ADA.user_id].enabled = False
     time[0] += 61
@@ -554,11 +554,11 @@ def test_bad_logins_keep_nobody_out_elsewhere(tmp_path: Path) -> None:
 
 def test_many_guesses_at_once_are_no_more_than_one_by_one(tmp_path: Path) -> None:
     portal = booking_portal(tmp_path, settings=PortalSettings())
-    asked = portal.people.log_in
+    log_in = portal.people.log_in
 
     def slow(user: str, password: str, domain: str) -> str:
         sleep(0.05)  # as Keystone, which hashes
-        return asked(user, password, domain)
+        return log_in(user, password, domain)
 
     portal.people.log_in = slow  # type: ignore[method-assign]
     client = portal.browser().client
@@ -638,10 +638,10 @@ def test_while_keystone_is_away_strangers_do_not_wait_for_it(
     portal, time = timed
     ada, program, client = portal.browser(ADA), portal.program(BOB), portal.browser().client
     assert program.get("/v1/me").status_code == 200
-    asked: list[str] = []
+    calls: list[str] = []
 
     def black_hole(people: InMemoryPeople, what: str) -> None:
-        asked.append(what)
+        calls.append(what)
         if people.down:
             raise CloudError("cloud test: no answer")
 
@@ -653,10 +653,10 @@ def test_while_keystone_is_away_strangers_do_not_wait_for_it(
         return tokens + [client.post("/login", data={"user": f"u{n}", "password": "x"}).status_code for n in range(20)]
 
     assert strangers() == [503] * 40
-    assert asked == ["token", "log_in"]
+    assert calls == ["token", "log_in"]
     time[0] += AGAIN + 1
     assert strangers() == [503] * 40
-    assert asked == ["token", "log_in"] * 2
+    assert calls == ["token", "log_in"] * 2
     for somebody in (ada.client, program):
         assert somebody.get("/v1/me").status_code == 200
     portal.people.down = False
@@ -674,9 +674,9 @@ def test_only_one_finds_out_whether_keystone_is_back(monkeypatch: pytest.MonkeyP
         if down[0]:
             raise CloudError("no answer")
 
-    known = people()
-    monkeypatch.setattr(known, "token", slow)
-    directory = Directory(known, lambda: time[0])
+    keystone = people()
+    monkeypatch.setattr(keystone, "token", slow)
+    directory = Directory(keystone, lambda: time[0])
     go_on.set()
     with pytest.raises(CloudError, match="no answer"):
         directory.token("first")
@@ -696,11 +696,11 @@ def test_only_one_finds_out_whether_keystone_is_back(monkeypatch: pytest.MonkeyP
 
 def test_what_gets_no_answer_pushes_out_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuyard.web.directory.MOST", 5)
-    known = people()
-    directory = Directory(known, lambda: 0.0)
+    keystone = people()
+    directory = Directory(keystone, lambda: 0.0)
     token = token_of(ADA)["X-Auth-Token"]
     assert directory.token(token) is not None
-    known.down = True
+    keystone.down = True
     for number in range(20):
         with pytest.raises(CloudError):
             directory.token(f"guess{number}")
@@ -1085,9 +1085,9 @@ def request(headers: dict[str, str], client: str = "10.0.0.1", scheme: str = "ht
     ],
 )
 def test_the_address_of_who_asks_is_the_one_before_the_gateways(header: str, address: str) -> None:
-    asked = request({"X-Forwarded-For": header} if header else {})
-    assert client_address(asked, ["10.0.0.1", "10.0.0.2"]) == address
-    assert client_address(asked, []) == "10.0.0.1"
+    incoming = request({"X-Forwarded-For": header} if header else {})
+    assert client_address(incoming, ["10.0.0.1", "10.0.0.2"]) == address
+    assert client_address(incoming, []) == "10.0.0.1"
 
 
 def test_tls_is_what_the_last_gateway_says() -> None:

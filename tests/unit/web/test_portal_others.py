@@ -29,16 +29,16 @@ WAYS = (
 @pytest.fixture(params=list(OthersShown))
 def portal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BookingPortal]:
     """Ada has booked; bob of another project looks."""
-    found = booking_portal(tmp_path, settings=replace(ROOMY, others=request.param))
-    found.ledger.create(ask(comment="thesis, last run"), ADA)
-    yield found
-    found.ledger.close()
+    portal = booking_portal(tmp_path, settings=replace(ROOMY, others=request.param))
+    portal.ledger.create(ask(comment="thesis, last run"), ADA)
+    yield portal
+    portal.ledger.close()
 
 
 def others_of(portal: BookingPortal) -> OthersShown:
-    found = portal.app.state.feed._sources.settings.others
-    assert isinstance(found, OthersShown)
-    return found
+    others = portal.app.state.feed._sources.settings.others
+    assert isinstance(others, OthersShown)
+    return others
 
 
 def said(client: TestClient, way: str) -> str:
@@ -112,8 +112,8 @@ def test_bookings_are_hidden_until_they_are_over(portal: BookingPortal) -> None:
 @pytest.mark.parametrize("way", ["/v1/gpus?q=training", "/v1/gpus?q=ada", "/gpus?q=7f3c9a1e"])
 def test_a_search_finds_only_what_is_shown(portal: BookingPortal, way: str) -> None:
     shown = portal.browser(BOB).client.get(way)
-    found = bool(shown.json()["gpus"]) if way.startswith("/v1") else "No GPU matches" not in shown.text
-    assert found == (others_of(portal) is OthersShown.NAMES)
+    has_match = bool(shown.json()["gpus"]) if way.startswith("/v1") else "No GPU matches" not in shown.text
+    assert has_match == (others_of(portal) is OthersShown.NAMES)
     assert "training" in said(portal.browser(ADA).client, "/v1/gpus?q=training")
 
 
@@ -151,8 +151,8 @@ def test_what_a_browser_has_of_one_person_is_not_the_answer_to_the_next(portal: 
 
 
 def test_a_search_tells_nothing_by_its_links(portal: BookingPortal) -> None:
-    found = portal.browser(BOB).client.get("/v1/bookings?user=ada&limit=1").json()
-    assert bool(found["bookings"]) == bool(found["links"]) == (others_of(portal) is OthersShown.NAMES)
+    page = portal.browser(BOB).client.get("/v1/bookings?user=ada&limit=1").json()
+    assert bool(page["bookings"]) == bool(page["links"]) == (others_of(portal) is OthersShown.NAMES)
 
 
 def test_of_a_runner_others_see_that_it_is_one(portal: BookingPortal) -> None:

@@ -49,10 +49,10 @@ def test_a_restart_forgets_no_place_from_which_somebody_has_logged_in(
 
 def test_portals_on_one_database_know_the_same_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits_stand_still(monkeypatch)
-    one, other = behind_a_gateway(tmp_path), behind_a_gateway(tmp_path)
+    portal, other = behind_a_gateway(tmp_path), behind_a_gateway(tmp_path)
     guess_from_many_places(other)
     assert log_in_from(other, HOME) == 429
-    assert log_in_from(one, HOME) == 303
+    assert log_in_from(portal, HOME) == 303
     assert log_in_from(other, HOME) == 303
     assert log_in_from(other, AWAY) == 429
 
@@ -96,14 +96,14 @@ def test_passwords_can_be_tried_while_the_places_cannot_be_read(
 
 def test_a_database_that_could_not_be_read_is_asked_for_places_again(tmp_path: Path) -> None:
     portal, time = booking_portal(tmp_path), [0.0]
-    known = KnownPlaces(portal.store, portal.clock, lambda: time[0])
+    login_places = KnownPlaces(portal.store, portal.clock, lambda: time[0])
     with portal.ledger.database.writing() as connection:
         PLACES.drop(connection)
-    assert not known.has("ada", HOME)
+    assert not login_places.has("ada", HOME)
     with portal.ledger.database.writing() as connection:
         PLACES.create(connection)
-    known.add("ada", HOME, ADA.user_id)
-    assert not known.has("ada", HOME)
+    login_places.add("ada", HOME, ADA.user_id)
+    assert not login_places.has("ada", HOME)
     time[0] += known_places.AGAIN
-    assert known.has("ada", HOME)
-    assert not known.has("bob", HOME)
+    assert login_places.has("ada", HOME)
+    assert not login_places.has("bob", HOME)

@@ -18,25 +18,25 @@ def portal(tmp_path: Path) -> BookingPortal:
 
 
 def test_somebody_sees_and_ends_their_own_sessions(portal: BookingPortal) -> None:
-    here, there, bob = portal.browser(ADA), portal.browser(ADA), portal.browser(BOB)
-    rows = here.client.get("/v1/sessions").json()["sessions"]
+    current, elsewhere, bob = portal.browser(ADA), portal.browser(ADA), portal.browser(BOB)
+    rows = current.client.get("/v1/sessions").json()["sessions"]
     assert [row["user"] for row in rows] == ["ada", "ada"]
     assert sorted(row["current"] for row in rows) == [False, True]
     assert rows[0]["begun"] == "2026-11-23T12:00:00Z"
     assert (rows[0]["expires"], rows[0]["latest"]) == ("2026-11-23T13:00:00Z", "2026-11-24T00:00:00Z")
     assert portal.program(ADA).get("/v1/sessions").json()["sessions"] == [{**row, "current": False} for row in rows]
-    assert here.client.delete("/v1/sessions").json() == {"ended": 2}
-    assert [one.client.get("/v1/me").status_code for one in (here, there, bob)] == [401, 401, 200]
+    assert current.client.delete("/v1/sessions").json() == {"ended": 2}
+    assert [browser.client.get("/v1/me").status_code for browser in (current, elsewhere, bob)] == [401, 401, 200]
 
 
 def test_the_page_logs_out_everywhere(portal: BookingPortal) -> None:
-    here, there, bob = portal.browser(ADA), portal.browser(ADA), portal.browser(BOB)
-    assert 'name="everywhere"' in here.client.get("/bookings").text
-    answer = here.client.post("/logout", data={"everywhere": "yes", "csrf": here.csrf})
+    current, elsewhere, bob = portal.browser(ADA), portal.browser(ADA), portal.browser(BOB)
+    assert 'name="everywhere"' in current.client.get("/bookings").text
+    answer = current.client.post("/logout", data={"everywhere": "yes", "csrf": current.csrf})
     assert (answer.status_code, answer.headers["location"]) == (303, "login")
-    assert [one.client.get("/v1/me").status_code for one in (here, there, bob)] == [401, 401, 200]
-    one, other = portal.browser(ADA), portal.browser(ADA)
-    one.client.post("/logout")
+    assert [browser.client.get("/v1/me").status_code for browser in (current, elsewhere, bob)] == [401, 401, 200]
+    first, other = portal.browser(ADA), portal.browser(ADA)
+    first.client.post("/logout")
     assert other.client.get("/v1/me").status_code == 200
 
 
@@ -77,7 +77,7 @@ def test_an_admin_ends_sessions_of_others(portal: BookingPortal) -> None:
     rows = root.client.get("/v1/sessions", params={"user": "*"}).json()["sessions"]
     assert [row["user"] for row in rows] == ["ada", "bob", "root"]
     assert root.client.delete("/v1/sessions", params={"user": "bob"}).json() == {"ended": 1}
-    assert [one.client.get("/v1/me").status_code for one in (bob, ada, root)] == [401, 200, 200]
+    assert [browser.client.get("/v1/me").status_code for browser in (bob, ada, root)] == [401, 200, 200]
     entry = root.client.get("/v1/audit").json()["entries"][0]
     assert (entry["actor"], entry["action"], entry["target"]) == ("root", "sessions.end", "bob")
     assert root.client.delete("/v1/sessions", params={"user": "nobody"}).status_code == 422
@@ -122,4 +122,4 @@ def test_people_of_domains_that_the_site_does_not_name_see_nothing(tmp_path: Pat
     login = portal.browser().client.post("/login", data={"user": "bob", "password": PASSWORD})
     assert login.status_code == 403
     ada = portal.browser(ADA).client
-    assert [one["name"] for one in ada.get("/v1/me").json()["projects"]] == ["physics"]
+    assert [project["name"] for project in ada.get("/v1/me").json()["projects"]] == ["physics"]

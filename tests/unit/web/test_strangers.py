@@ -36,9 +36,9 @@ def test_a_place_may_be_wrong_so_often_and_then_once_in_a_while() -> None:
 def test_who_was_right_after_all_has_taken_nothing() -> None:
     strangers = UnknownCallerThrottle((), Seconds())
     for _ in range(3 * WRONG):
-        one = origin(strangers, "2001:db8::1")
-        assert one.take() == 0
-        one.give_back()
+        caller = origin(strangers, "2001:db8::1")
+        assert caller.take() == 0
+        caller.give_back()
 
 
 def test_a_network_may_be_wrong_more_often_and_a_refused_one_takes_nothing() -> None:

@@ -150,7 +150,7 @@ CHANGES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/health/{host}/{address}/report"): {"words": "x"},
     **{
         ("POST", f"/v1/health/{{host}}/{{address}}/{step}"): {"comment": "x"}
-        for step in ("quarantine", "release", *(f"repair/{one}" for one in REPAIRS))
+        for step in ("quarantine", "release", *(f"repair/{action}" for action in REPAIRS))
     },
     ("POST", "/v1/hosts/{host}/tokens"): {},
     ("POST", "/v1/hosts/{host}/looks"): {},
@@ -216,8 +216,8 @@ class Asked:
 
         async def last(turn: int, hidden: bool) -> tuple[bytes, int]:
             feed.closed = True
-            found: tuple[bytes, int] = await since(feed, turn, hidden)
-            return found
+            latest: tuple[bytes, int] = await since(feed, turn, hidden)
+            return latest
 
         feed._since = last
 
@@ -225,7 +225,7 @@ class Asked:
 @pytest.fixture(scope="module", params=list(OthersShown))
 def asked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Asked]:
     portal = full_portal(tmp_path_factory.mktemp("portal"), request.param)
-    yield Asked(portal, request.param, {name: portal.browser(one).client for name, one in VIEWERS.items()})
+    yield Asked(portal, request.param, {name: portal.browser(person).client for name, person in VIEWERS.items()})
     portal.ledger.close()
 
 
@@ -250,15 +250,15 @@ def test_admins_find_it_where_it_is_looked_for(asked: Asked) -> None:
 @pytest.mark.parametrize("viewer", VIEWERS)
 def test_nobody_sees_more_than_they_may(asked: Asked, viewer: str) -> None:
     allowed = SEEN[viewer][asked.others]
-    found: set[str] = set()
+    observed: set[str] = set()
     for path, ways in SHOWN.items():
         for query, _ in ways:
             formats: list[dict[str, str]] = [{}, {"Accept": "text/csv"}] if path.startswith("/v1/") else [{}]
             for headers in formats:
-                here = groups(asked.text(path, query, viewer, **headers))
-                assert here <= allowed, (path, query, headers)
-                found |= here
-    assert found == allowed  # which they may see somewhere
+                shown = groups(asked.text(path, query, viewer, **headers))
+                assert shown <= allowed, (path, query, headers)
+                observed |= shown
+    assert observed == allowed  # which they may see somewhere
 
 
 @pytest.mark.parametrize("viewer", ["nobody", "other", "member"])
@@ -278,8 +278,8 @@ def test_what_somebody_has_used_can_be_asked_by_who_may_know(asked: Asked) -> No
         assert person is not None
         client = asked.portal.program(person)
         for of in ("user=zuse", "user=u-zuse"):
-            found = client.get(f"/v1/usage?{DAYS}&by=pool&{of}").json()
+            report = client.get(f"/v1/usage?{DAYS}&by=pool&{of}").json()
             knows = viewer in ("manager", "admin")
-            assert found["total"]["total"] == (24 * 3600 if knows else 0)
+            assert report["total"]["total"] == (24 * 3600 if knows else 0)
             lines = client.get(f"/v1/usage/intervals?{DAYS}&{of}").json()["lines"]
             assert sum(line["seconds"] for line in lines) == (24 * 3600 if knows else 0)
