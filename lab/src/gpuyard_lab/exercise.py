@@ -130,20 +130,20 @@ class Exercise:
 
     def _wait(self, server_id: str, done: Callable[[dict[str, Any] | None], bool]) -> dict[str, Any] | None:
         """The server once `done` holds of it; None stands for one that is gone."""
-        found: dict[str, Any] | None = None
+        server: dict[str, Any] | None = None
 
         def look() -> bool:
-            nonlocal found
+            nonlocal server
             try:
-                found = self._user.get("compute", f"/servers/{server_id}")["server"]
+                server = self._user.get("compute", f"/servers/{server_id}")["server"]
             except CloudError as error:
                 if error.status != NOT_FOUND:
                     raise
-                found = None
-            return done(found)
+                server = None
+            return done(server)
 
         self._until(look, f"server {server_id}")
-        return found
+        return server
 
     def _until(self, true: Callable[[], bool], what: str) -> None:
         end = monotonic() + self._timeout

@@ -17,7 +17,11 @@ CLASSES = re.compile(r"(Desks?|Yard|Doorman|Keeper|Crew|Errand|Hands|Sights?|Doo
 FILES = re.compile(r"(^|_)(desk|yard|doorman|keeper|crew|errand|hands|sights?|doors?|board|tries)$")
 NAMES = frozenset(
     {"desk", "_desk", "desks", "_desks", "doorman", "_doorman", "crew", "_crew", "hands", "_hands", "_keeper"}
+    | {"has_turn", "take_turn", "end_turns"}
 )
+FILLERS = frozenset({"one", "found", "wanted", "seen", "told", "said", "asked", "kept"})
+"""Names of variables that say nothing of what they hold. For a few lines they may stand."""
+FEW_LINES = 3
 STILL = frozenset({"store/tries"})
 """Files that have such a name still: tries are the attempts to accept a GPU, and so is their table."""
 
@@ -38,6 +42,19 @@ def _one_letter_aliases(tree: ast.Module) -> Iterator[str]:
             yield from (target.id for target in node.targets if isinstance(target, ast.Name) and len(target.id) == 1)
 
 
+def _fillers(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Iterator[str]:
+    """Variables and parameters with names of FILLERS that live for more than a few lines."""
+    lines: dict[str, list[int]] = {}
+    bound: set[str] = set()
+    for node in ast.walk(function):
+        name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
+        if name in FILLERS and isinstance(node, (ast.Name, ast.arg)):
+            lines.setdefault(name, []).append(node.lineno)
+            if isinstance(node, ast.arg) or isinstance(node.ctx, ast.Store):
+                bound.add(name)
+    yield from (name for name in sorted(bound) if max(lines[name]) - min(lines[name]) > FEW_LINES)
+
+
 def test_files_have_names_of_the_field() -> None:
     bad = [_name(path) for path in MODULES if FILES.search(path.stem)]
     assert [name for name in bad if not any(name.endswith(still) for still in STILL)] == []
@@ -54,3 +71,13 @@ def _words_that_came_back(path: Path) -> Iterator[str]:
 
 def test_names_are_of_the_field() -> None:
     assert {_name(path): words for path in MODULES if (words := list(_words_that_came_back(path)))} == {}
+
+
+def test_variables_are_named_after_what_they_hold() -> None:
+    functions = (
+        (path, node)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    )
+    assert {f"{_name(path)}:{node.lineno}": names for path, node in functions if (names := [*_fillers(node)])} == {}

@@ -294,15 +294,15 @@ class PoolTransaction:
         moved: Sequence[Booking] = (),
         action: str = "",
         note: str = "",
-        **told: str,
+        **details: str,
     ) -> Booking:
         """Bring a booking into another state: with all that the state means, the event for its owner and the audit
-        entry. `booking`: in its state so far, with what else changes; `moved`: others that change for it; `told`: the
+        entry. `booking`: in its state so far, with what else changes; `moved`: others that change for it; `details`: the
         event's details. Raises LifeError."""
         new = become(booking, to, self.now, self.rules(booking.project))
         saved = self.save(new, *moved)[0]
         if booking.kind is BookingKind.BOOKING:
-            self.tell(EVENTS[to], saved, **{name: text for name, text in told.items() if text})
+            self.tell(EVENTS[to], saved, **{name: text for name, text in details.items() if text})
         self.note(actor, action or f"booking.{to.value}", saved, note)
         return saved
 

@@ -39,15 +39,15 @@ class Wishes:
 
     def changed(self, keep: Iterable[str] = (), give: Iterable[str] = (), **others: Any) -> Wishes:
         """With the operator's new wishes; those that are None stay as they were. Raises UsageError."""
-        kept, given = [full_address(text) for text in keep], [full_address(text) for text in give]
-        twice = sorted({*kept} & {*given})
+        keeps, gives = [full_address(text) for text in keep], [full_address(text) for text in give]
+        twice = sorted({*keeps} & {*gives})
         if twice:
             raise UsageError(f"{twice[0]} cannot be kept and given away: leave one of the two out")
         changes: Dict[str, Any] = {name: value for name, value in others.items() if value is not None}
         only = changes.pop("only", self.only)
         if only is not None:
-            only = _sorted({*only, *given} - {*kept})
-        new_keep, new_give = {*self.keep, *kept} - {*given}, {*self.give, *given} - {*kept}
+            only = _sorted({*only, *gives} - {*keeps})
+        new_keep, new_give = {*self.keep, *keeps} - {*gives}, {*self.give, *gives} - {*keeps}
         return replace(self, keep=_sorted(new_keep), give=_sorted(new_give), only=only, **changes)
 
 

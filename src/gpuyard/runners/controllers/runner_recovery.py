@@ -143,22 +143,22 @@ class Recovery:
         client: GitHubClient,
         jobs: Sequence[Job],
         budget: CallBudget,
-        asked: dict[str, datetime],
+        asked_at: dict[str, datetime],
         failed: datetime,
     ) -> None:
-        """Ask for jobs until the calls are spent, or GitHub allows no more. `asked` has when each was asked for, and
+        """Ask for jobs until the calls are spent, or GitHub allows no more. `asked_at` has when each was asked for, and
         `failed` where that came to nothing. Raises the first GitHubError, after the others."""
         problem: GitHubError | None = None
         for job in jobs:
             if not budget.has():
                 break
             budget.spend(2 if job.scale_set else 1)
-            asked[job.id] = self._now()
+            asked_at[job.id] = self._now()
             try:
                 with self._lock:
                     self._ask(client, job)
             except GitHubError as error:
-                asked[job.id] = failed
+                asked_at[job.id] = failed
                 problem = problem or error
                 if error.kind is GitHubTrouble.LIMITED:
                     break

@@ -45,11 +45,11 @@ class Intake:
         secrets: Callable[[], Mapping[str, Sequence[bytes]]],
         enrolments: Sequence[Enrolment],
         now: Callable[[], datetime],
-        kept: Callable[[], None] = lambda: None,
+        stored: Callable[[], None] = lambda: None,
         gateways: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`keep` makes deliveries durable, `kept` is called after it has, and may be called from any thread."""
+        """`keep` makes deliveries durable, `stored` is called after it has, and may be called from any thread."""
         self._enrolments = {enrolment.name: enrolment for enrolment in enrolments}
         self._secrets, self._now = secrets, now
         self._strangers = UnknownCallerThrottle(gateways, clock)
@@ -59,7 +59,7 @@ class Intake:
 
         def write(deliveries: Sequence[HookDelivery]) -> None:
             keep(deliveries)
-            kept()
+            stored()
 
         self._commits = GroupCommit(write)
 
