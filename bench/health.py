@@ -58,12 +58,12 @@ def planned() -> list[float]:
     now = datetime(2026, 11, 22, tzinfo=UTC)
     places = [SitePlace(f"h{n // 8}", f"0000:{n % 8:02x}:00.0", "v100", str(n)) for n in range(MANY)]
     records = [GpuHealth(place.host, place.address, place.pool, HealthState.FINE, now, version=1) for place in places]
-    sights = {place.name: GpuObservation("server" if n % 3 else "") for n, place in enumerate(places)}
+    observed = {place.name: GpuObservation("server" if n % 3 else "") for n, place in enumerate(places)}
     heard = {place.host: now for place in places}
     observations = [
         Observation(place.host, place.address, "reported", now, "", "", n) for n, place in enumerate(places[:100], 1)
     ]
-    around = Circumstances(now + timedelta(seconds=1), sights, None, heard)
+    around = Circumstances(now + timedelta(seconds=1), observed, None, heard)
     rules, taken = SiteHealth.model_validate({}), []
     for _ in range(ROUNDS):
         began = perf_counter()

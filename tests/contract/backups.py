@@ -186,7 +186,9 @@ def one_of_a_newer_release_is_refused(url: str, new: New, folder: Path) -> None:
     open_all(url)
     connected(url, lambda connection: connection.execute(text("update health_version set version_num = '9999'")))
     broken, _ = databases.checked(url)
-    newest = next(steps_of(room).get_current_head() for room in ALL_ROOMS if room.name == "health")
+    newest = next(
+        steps_of(schema_module).get_current_head() for schema_module in ALL_ROOMS if schema_module.name == "health"
+    )
     (line,) = broken
     assert line.startswith(f"health: made by a newer gpuyard (9999; this one knows {newest}): install that release")
     with closing(Database(url)) as database:

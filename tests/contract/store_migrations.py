@@ -201,17 +201,17 @@ def the_tables_are_those_of_the_code(url: str) -> None:
     assert connected(url, checks) == {"bookings_time", "occupancy_time"}
 
 
-def differences(connection: Connection, room: SchemaModule) -> object:
+def differences(connection: Connection, schema_module: SchemaModule) -> object:
     """Between the tables that are there and the room's."""
     context = MigrationContext.configure(
         connection,
         opts={
             "compare_type": True,
             "compare_server_default": True,
-            "include_name": lambda name, kind, _: kind != "table" or name in room.tables.tables,
+            "include_name": lambda name, kind, _: kind != "table" or name in schema_module.tables.tables,
         },
     )
-    return compare_metadata(context, room.tables)
+    return compare_metadata(context, schema_module.tables)
 
 
 def no_two_rooms_have_a_table_of_one_name() -> None:

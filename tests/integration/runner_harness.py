@@ -73,8 +73,8 @@ class YardSite:
 class ProjectServers:
     """Every server of the runners' project, whatever gpuyard calls its own."""
 
-    def __init__(self, door: CloudApi) -> None:
-        self._door = door
+    def __init__(self, api: CloudApi) -> None:
+        self._door = api
 
     def there(self) -> list[Mapping[str, Any]]:
         """Nova's rows of those that are not deleted."""
@@ -212,8 +212,8 @@ def open_yard(
         compiled = load_site(site).compiled
         observed = read_objects(operator, compiled)
         SiteApplier(operator, observed).apply(plan_site(compiled, observed), lambda step: None)
-        door, project = open_servers_project(operator, PROJECT, "runners")
-        servers = ProjectServers(door)
+        api, project = open_servers_project(operator, PROJECT, "runners")
+        servers = ProjectServers(api)
         delete_limits(operator)
         port = free_port()
         forge.add_hook("demo", f"http://127.0.0.1:{port}/v1/github/webhook", SECRET)

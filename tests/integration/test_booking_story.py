@@ -154,9 +154,9 @@ def test_two_people_want_the_same_gpus(
         bob.page.get_by_role("button", name="Accept").click()
         expect(bob.page.locator("#upcoming .card")).to_contain_text("t4")
 
-        (case,) = booked.ledger._store.open_cases()
-        assert case.due is not None
-        booked.clock.until(case.due)
+        (overstay,) = booked.ledger._store.open_cases()
+        assert overstay.due is not None
+        booked.clock.until(overstay.due)
         for _ in range(60):
             booked.controller.run()
             if booked.server(boot.server_id)["status"] == "SHELVED_OFFLOADED":

@@ -83,17 +83,19 @@ class Granted:
         return done.output
 
     def note(self, cloud: str, method: str, service: str, path: str) -> None:
-        door = DOORS.get(cloud, CallCredentials.SERVERS)
-        if (door, service, path) == (CallCredentials.PORTAL, "identity", "/limits") and method == "GET":
+        credentials = DOORS.get(cloud, CallCredentials.SERVERS)
+        if (credentials, service, path) == (CallCredentials.PORTAL, "identity", "/limits") and method == "GET":
             return  # goes through another door
         if path == "/auth/tokens" and method == "POST":
             return  # is made without credentials of ours
-        candidates = [call for call in CALLS if (call.door, call.service, call.method) == (door, service, method)]
+        candidates = [
+            call for call in CALLS if (call.door, call.service, call.method) == (credentials, service, method)
+        ]
         rows = [call for call in candidates if re.fullmatch(re.sub(r"{\w+}", "[^/]+", call.path), path)]
         exact = [row for row in rows if row.path == path] or rows
         self.seen.update(exact)
         if not exact:
-            self.unknown.add((door, service, method, path))
+            self.unknown.add((credentials, service, method, path))
 
 
 def deploy(lab: RunningLab, files: Mapping[str, str]) -> None:

@@ -306,8 +306,8 @@ def test_passwords_of_ansible_vault_stay_as_they_are(
     path.chmod(0o644)
     folder.make_passwords()
     assert (path.read_text(), path.stat().st_mode & 0o777) == (text, 0o640)
-    sight = folder.look(loaded(tmp_path).site, None)
-    assert (sight.passwords, sight.passwords_mode, sight.passwords_refusal) == (True, "", "")
+    state = folder.look(loaded(tmp_path).site, None)
+    assert (state.passwords, state.passwords_mode, state.passwords_refusal) == (True, "", "")
 
 
 def test_ansible_galaxy_takes_the_note_away_with_the_collection_that_it_replaces(
@@ -342,13 +342,13 @@ def test_what_is_decided_twice_is_refused_with_its_place(folder: DeployFolder, t
     (folder.path / "globals.d").mkdir(parents=True)
     (folder.path / "globals.yml").write_text("---\nnetwork_interface: eth0\nenable_cinder: true\nenable_horizon: yes\n")
     (folder.path / "globals.d/mine.yml").write_text('kolla_base_distro: "debian"\n')
-    sight = folder.look(site, None)
+    state = folder.look(site, None)
     decided = "is set, and the site file decides it by"
-    assert [text.split(": ", 1)[1] for text in sight.machine_refusals] == [
+    assert [text.split(": ", 1)[1] for text in state.machine_refusals] == [
         f"enable_cinder {decided} 'deploy.variables'; delete the line",
         f"network_interface {decided} 'deploy.interface, or that of a host'; delete the line",
     ]
-    assert sight.machine_refusals[1].startswith(f"{folder.path}/globals.yml line 2")
+    assert state.machine_refusals[1].startswith(f"{folder.path}/globals.yml line 2")
     (folder.path / "gpuyard-inventory").write_text("[control]\nmine\n")
     assert "gpuyard-inventory was not written by gpuyard" in folder.look(site, None).machine_refusals[0]
 
@@ -362,9 +362,9 @@ def test_the_real_kolla_ansible_works_on_what_is_written(kolla: Kolla, folder: D
     folder.make_passwords()
     for change in folder.rendering(site.compiled).changes:
         write(change)
-    sight = folder.look(site.site, site.compiled)
-    assert (sight.problem, sight.machines, sight.rendered, sight.passwords) == ("", (), (), True)
-    assert not sight.credentials
+    state = folder.look(site.site, site.compiled)
+    assert (state.problem, state.machines, state.rendered, state.passwords) == ("", (), (), True)
+    assert not state.credentials
     words = ["--configdir", str(folder.path), "--inventory", str(folder.inventory)]
     for verb in ("prechecks", "deploy"):
         done = kolla.run(verb, *words, "--list-tasks")

@@ -166,14 +166,14 @@ class FakeWorld:
             "", self.reads_limits, steps, (), {name: name in self.images for name in self.site.images}
         )
 
-    def about(self, sight: DeploymentState, stage: str, name: str) -> str:
+    def about(self, state: DeploymentState, stage: str, name: str) -> str:
         if stage in ("reboot", "restart"):
-            return sight.hosts[name].boot_id
-        return sight.kolla.digest if stage == "deploy" and sight.kolla is not None else ""
+            return state.hosts[name].boot_id
+        return state.kolla.digest if stage == "deploy" and state.kolla is not None else ""
 
     # What a deployment does.
 
-    def carry_out(self, sight: DeploymentState, stage: str, names: Sequence[str]) -> Mapping[str, str]:
+    def carry_out(self, state: DeploymentState, stage: str, names: Sequence[str]) -> Mapping[str, str]:
         problems = {}
         for name in names:
             if f"{stage} {name}".strip() in self.fails:

@@ -120,22 +120,25 @@ class Walk:
         """Some flavors by chance: Placement would give them to the very hosts that are said to take them, but for those
         that Nova itself refuses."""
         reckoning = self.look()
-        room, bootables = reckoning.room, self.told(project, reckoning)
+        resources, bootables = reckoning.room, self.told(project, reckoning)
         for name in self.rng.sample(sorted(bootables), min(most, len(bootables))):
             bootable = bootables[name]
-            able = self.candidates(room, bootable)
-            where = {self.provider_of(room, host) for host in bootable.where}
+            able = self.candidates(resources, bootable)
+            where = {self.provider_of(resources, host) for host in bootable.where}
             assert where <= able, (name, bootable, able)
             refused = {
-                self.provider_of(room, host) for rest in bootable.others if rest.code in OF_NOVA for host in rest.hosts
+                self.provider_of(resources, host)
+                for rest in bootable.others
+                if rest.code in OF_NOVA
+                for host in rest.hosts
             }
-            closed = {host.node.provider for host in room.hosts if not (host.node.up and host.node.enabled)}
+            closed = {host.node.provider for host in resources.hosts if not (host.node.up and host.node.enabled)}
             assert able - where <= refused | closed, (name, bootable, able)
             self.seen["compared"] += 1
 
-    def candidates(self, room: CloudResources, bootable: Bootable) -> set[str]:
+    def candidates(self, resources: CloudResources, bootable: Bootable) -> set[str]:
         providers = set()
-        for query in request_of(bootable.flavor, room.aliases).queries():
+        for query in request_of(bootable.flavor, resources.aliases).queries():
             answer = self.operator.get("placement", "/allocation_candidates", **query)
             summaries = answer["provider_summaries"]
             providers |= {

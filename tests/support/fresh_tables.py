@@ -25,18 +25,18 @@ def made_once() -> None:
     migrate.run_steps = _run_steps
 
 
-def _run_steps(connection: Connection, room: SchemaModule, script: ScriptDirectory, target: str) -> None:
-    new = target == migrate.HEAD and migrate.revision_of(connection, room) is None
+def _run_steps(connection: Connection, schema_module: SchemaModule, script: ScriptDirectory, target: str) -> None:
+    new = target == migrate.HEAD and migrate.revision_of(connection, schema_module) is None
     if not new or connection.dialect.name != "sqlite":
-        _by_migration(connection, room, script, target)
+        _by_migration(connection, schema_module, script, target)
         return
     before = _dump(connection)
-    if (room.steps, before) in _made:
-        for statement in _made[room.steps, before]:
+    if (schema_module.steps, before) in _made:
+        for statement in _made[schema_module.steps, before]:
             connection.exec_driver_sql(statement)
     else:
-        _by_migration(connection, room, script, target)
-        _made[room.steps, before] = [line for line in _dump(connection) if line not in before]
+        _by_migration(connection, schema_module, script, target)
+        _made[schema_module.steps, before] = [line for line in _dump(connection) if line not in before]
 
 
 def _dump(connection: Connection) -> tuple[str, ...]:

@@ -53,8 +53,8 @@ def _host(loaded: LoadedSite, name: str) -> HostResources:
     config = loaded.compiled.provider_config_of(name)
     totals = {**has.total.classes, **config.inventories}
     plain = {"VCPU": has.total.vcpus, "MEMORY_MB": has.total.ram, "DISK_GB": has.total.disk}
-    rooms = {resource_class: HostStock(total) for resource_class, total in {**totals, **plain}.items()}
-    node = ComputeNode(name, f"id-{name}", name, hypervisor_type="QEMU", rooms=rooms, zone="nova", numa_nodes=2)
+    stocks = {resource_class: HostStock(total) for resource_class, total in {**totals, **plain}.items()}
+    node = ComputeNode(name, f"id-{name}", name, hypervisor_type="QEMU", rooms=stocks, zone="nova", numa_nodes=2)
     devices = tuple(device_of(gpu) for gpu in loaded.compiled.gpus if gpu.host == name and not gpu.blocked)
     return HostResources(node, frozenset({*config.traits, site_trait(loaded.site.site)}), devices)
 
@@ -64,15 +64,15 @@ def device_of(gpu: Gpu) -> FreeDevice:
     return FreeDevice(gpu.provider_name, {gpu.resource_class: 1}, traits)
 
 
-def taken(room: CloudResources, host: str, request: Request, rng: random.Random) -> CloudResources | None:
+def taken(resources: CloudResources, host: str, request: Request, rng: random.Random) -> CloudResources | None:
     """The room once a server is on a host, with devices by chance; None when Placement would not give them."""
-    (old,) = [candidate for candidate in room.hosts if candidate.node.name == host]
-    rooms = dict(old.node.rooms or {})
+    (old,) = [candidate for candidate in resources.hosts if candidate.node.name == host]
+    stocks = dict(old.node.rooms or {})
     for name, needs in request.amounts.items():
-        has = rooms.get(name)
+        has = stocks.get(name)
         if has is None or needs > min(has.free, has.max_unit):
             return None
-        rooms[name] = replace(has, used=has.used + needs)
+        stocks[name] = replace(has, used=has.used + needs)
     left = {device.provider: device for device in old.devices}
     ways = [
         [
@@ -90,8 +90,8 @@ def taken(room: CloudResources, host: str, request: Request, rng: random.Random)
             break
     for provider in chosen if ways else ():
         del left[provider]
-    new = HostResources(replace(old.node, rooms=rooms), old.traits, tuple(left.values()))
-    return replace(room, hosts=tuple(new if host is old else host for host in room.hosts))
+    new = HostResources(replace(old.node, rooms=stocks), old.traits, tuple(left.values()))
+    return replace(resources, hosts=tuple(new if host is old else host for host in resources.hosts))
 
 
 def free_of(room: CloudResources) -> Statuses:

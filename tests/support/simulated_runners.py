@@ -396,11 +396,11 @@ class SimulatedRunners:
         site = RunnerSite(
             self.compiled, "p-runners", lambda: letters(self.rng.choices("abcdefghijkmnpqrstuvwxyz23456789", k=8))
         )
-        doors = RunnerPorts(
+        ports = RunnerPorts(
             self._killable_store(), self.ledger, guarded, clients, sets, holds=self.holds(self),
             in_slots=lambda pool: self.in_slots,
         )  # fmt: skip
-        self.runners = Runners(site, doors, self.clock, lambda name, many: Inline())
+        self.runners = Runners(site, ports, self.clock, lambda name, many: Inline())
         self._due: dict[str, datetime] = {}
 
     @property

@@ -96,20 +96,22 @@ def idle_ones(view: PoolView, idle: Collection[str]) -> dict[str, str]:
 def plan_cases(
     view: PoolView,
     why: Mapping[str, str],
-    cases: Sequence[Overstay],
+    overstays: Sequence[Overstay],
     dry_run: bool,
     now: datetime,
     only_warn: Collection[str] = (),
 ) -> list[CaseStep]:
-    """Plan the next step for each server of a pool. `cases`: its open overstays; `only_warn`: rules by which nothing
+    """Plan the next step for each server of a pool. `overstays`: its open overstays; `only_warn`: rules by which nothing
     follows but a warning."""
     holders = {holder.id: holder for holder in view.holders if holder.lanes}
-    steps = [_next(view, case, holders.get(case.server_id), why, dry_run, now, only_warn) for case in cases]
-    known_servers = {case.server_id for case in cases}
+    steps = [
+        _next(view, overstay, holders.get(overstay.server_id), why, dry_run, now, only_warn) for overstay in overstays
+    ]
+    known_servers = {overstay.server_id for overstay in overstays}
     for server, rule in why.items():
         if server not in known_servers:
             holder = holders[server]
-            case = Overstay(
+            overstay = Overstay(
                 server_id=server,
                 server=holder.name,
                 pool=view.pool,
@@ -121,67 +123,75 @@ def plan_cases(
                 dry_run=dry_run,
                 text=RULES[rule],
             )
-            steps.append(CaseStep(Do.OPEN, case, holder.status))
+            steps.append(CaseStep(Do.OPEN, overstay, holder.status))
     return [step for step in steps if step is not None]
 
 
 def _next(
     view: PoolView,
-    case: Overstay,
+    overstay: Overstay,
     holder: Holder | None,
     why: Mapping[str, str],
     dry_run: bool,
     now: datetime,
     only_warn: Collection[str],
 ) -> CaseStep | None:
-    if holder is None or case.server_id not in why:
+    if holder is None or overstay.server_id not in why:
         if holder is not None and holder.on_its_way:
             return None
-        if holder is None and asked(case) and case.done is None:
-            return CaseStep(Do.FINISH, replace(case, done=now, cleared=now))
-        return CaseStep(Do.CLEAR, replace(case, cleared=now), holder.status if holder else "")
+        if holder is None and asked(overstay) and overstay.done is None:
+            return CaseStep(Do.FINISH, replace(overstay, done=now, cleared=now))
+        return CaseStep(Do.CLEAR, replace(overstay, cleared=now), holder.status if holder else "")
     rules = view.rules(holder.project)
-    if case.dry_run != dry_run:
+    if overstay.dry_run != dry_run:
         # What was only said so far is said again, for real, with all of its time; or the other way round.
-        fresh = replace(case, dry_run=dry_run, warned=None, due=None, done=None, text=RULES[why[case.server_id]])
+        fresh = replace(
+            overstay, dry_run=dry_run, warned=None, due=None, done=None, text=RULES[why[overstay.server_id]]
+        )
         return CaseStep(Do.OPEN, fresh, holder.status)
-    rule = why[case.server_id]
-    case = replace(case, action=_action(view, holder, rule, only_warn), rule=rule)
-    if case.warned is None or case.due is None:
+    rule = why[overstay.server_id]
+    overstay = replace(overstay, action=_action(view, holder, rule, only_warn), rule=rule)
+    if overstay.warned is None or overstay.due is None:
         if holder.status == REBUILDING:
             # An evacuated server counts on both hosts until its new one has it: nothing that its owner could mend.
             return None
-        return CaseStep(Do.WARN, replace(case, warned=now, due=now + rules.grace), holder.status)
-    if now < case.due or case.action is ReclaimAction.WARN:
+        return CaseStep(Do.WARN, replace(overstay, warned=now, due=now + rules.grace), holder.status)
+    if now < overstay.due or overstay.action is ReclaimAction.WARN:
         return None
-    if case.done is not None and (dry_run or holder.status == "SHUTOFF" or case.action is not ReclaimAction.STOP):
+    if overstay.done is not None and (
+        dry_run or holder.status == "SHUTOFF" or overstay.action is not ReclaimAction.STOP
+    ):
         return None
     if dry_run:
-        return CaseStep(Do.ACT, replace(case, done=now), holder.status)
-    if case.action is ReclaimAction.STOP and holder.status == "SHUTOFF":
-        return CaseStep(Do.FINISH, replace(case, done=now), holder.status)
-    return CaseStep(Do.ACT, replace(case, text=ASKED + RULES[case.rule]), holder.status)
+        return CaseStep(Do.ACT, replace(overstay, done=now), holder.status)
+    if overstay.action is ReclaimAction.STOP and holder.status == "SHUTOFF":
+        return CaseStep(Do.FINISH, replace(overstay, done=now), holder.status)
+    return CaseStep(Do.ACT, replace(overstay, text=ASKED + RULES[overstay.rule]), holder.status)
 
 
 def _action(view: PoolView, holder: Holder, rule: str, only_warn: Collection[str]) -> ReclaimAction:
     return ReclaimAction.WARN if rule in only_warn else view.rules(holder.project).reclaim
 
 
-def asked(case: Overstay) -> bool:
+def asked(overstay: Overstay) -> bool:
     """Return whether Nova was told to take the GPU back; it is told again until it has done so."""
-    return case.text.startswith(ASKED)
+    return overstay.text.startswith(ASKED)
 
 
-def warning(case: Overstay) -> str:
+def warning(overstay: Overstay) -> str:
     """Return the text that is written on the server: Nova takes 255 characters."""
-    assert case.due is not None
-    until = minute_text(case.due)
-    if case.rule == IDLE:
-        then = "" if case.action is ReclaimAction.WARN else f"; at {until} {MEANS[case.action]}"
+    assert overstay.due is not None
+    until = minute_text(overstay.due)
+    if overstay.rule == IDLE:
+        then = "" if overstay.action is ReclaimAction.WARN else f"; at {until} {MEANS[overstay.action]}"
         return f"{RULES[IDLE]}: use it, or delete or shelve this server, please, and end its booking{then}"[:255]
-    if case.action is ReclaimAction.WARN:
-        return f"gives its GPU back, please: {RULES[case.rule]}; book one, or delete or shelve this server"[:255]
-    return f"{until}: {MEANS[case.action]}, because {RULES[case.rule]}; book a GPU, or delete or shelve it before"[:255]
+    if overstay.action is ReclaimAction.WARN:
+        return f"gives its GPU back, please: {RULES[overstay.rule]}; book one, or delete or shelve this server"[:255]
+    return (
+        f"{until}: {MEANS[overstay.action]}, because {RULES[overstay.rule]}; book a GPU, or delete or shelve it before"[
+            :255
+        ]
+    )
 
 
 MEANS = {

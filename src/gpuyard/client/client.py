@@ -46,12 +46,12 @@ class Client:
 
     def __init__(
         self,
-        door: PortalSession,
+        session: PortalSession,
         *,
         sleep: Callable[[float], None] = time.sleep,
         new_key: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
-        self._door = door
+        self._door = session
         self._sleep = sleep
         self._new_key = new_key
 

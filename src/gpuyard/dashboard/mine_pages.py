@@ -37,7 +37,11 @@ def install(app: FastAPI, sources: Sources, ledger: Ledger, rows: BookingRows, u
         theirs = [status for status in (view.statuses if view else ()) if is_theirs(status, user, projects)]
         query = Query(user_id=who.person.user_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
         bookings = [*map(rows.of(who), ledger.find(query, MOST_BOOKINGS))]
-        cases = [case_row(case, who.person) for case in ledger.cases(who.person) if case.user_id == who.person.user_id]
+        cases = [
+            case_row(overstay, who.person)
+            for overstay in ledger.cases(who.person)
+            if overstay.user_id == who.person.user_id
+        ]
         names = {f"{status.gpu.host}/{status.gpu.address}" for status in theirs}
         names |= {name for booking in bookings for name in booking.gpu_names}
         health = [row for row in book.rows(who) if f"{row.host}/{row.address}" in names] if book and names else []

@@ -65,14 +65,14 @@ def install(
         end = min(_next_month(first), today + DAY)
         use_sums = history.sums(first, end, BY, "day", {"project_id": person.project_id})
         query = Wanted(project_id=person.project_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
-        book, sight = ledger.book, use_sight(sources.settings.others, who)
+        book, visibility = ledger.book, use_sight(sources.settings.others, who)
         shown = project_page(
             person.project,
             use_sums.sums,
             ShownDays(first, end, use_sums.until, lambda day: day_span(day, history.zone)),
             bookings=[mine_booking(row, now) for row in map(rows.of(who), ledger.find(query, MOST_BOOKINGS))],
             limits=[pool_limit(pool, book.rules(pool, person.project)) for pool in book.pools],
-            see=lambda user_id: sight.sees(user_id, person.project_id),
+            see=lambda user_id: visibility.sees(user_id, person.project_id),
             links=ProjectLinks(
                 _months(today, first, id, history), _others(who, person), _choices(who, history, first, end)
             ),

@@ -67,7 +67,7 @@ def open_tool(url: str) -> Database:
     return Database(url, statement=0, who=TOOL)
 
 
-def back_up(database: Database, rooms: Sequence[SchemaModule], path: Path, note: BackupNote) -> None:
+def back_up(database: Database, schema_modules: Sequence[SchemaModule], path: Path, note: BackupNote) -> None:
     """Write a backup, all of one moment; users of the database go on. Raises StoreError, and then there is no file.
 
     The file is readable by its owner alone, and gets its name only when it is whole.
@@ -82,7 +82,7 @@ def back_up(database: Database, rooms: Sequence[SchemaModule], path: Path, note:
             if database.sqlite:
                 _copy_file(Path(database.url.database or ""), part)
             else:
-                _copy_server(database, rooms, part)
+                _copy_server(database, schema_modules, part)
             _finish(part, note)
         os.rename(part, path)
         _on_disk(path.parent)
@@ -100,7 +100,7 @@ def note_of(path: Path) -> BackupNote | None:
         return BackupNote(moment(int(made)), str(release))
 
 
-def unpack(backup: Path, path: Path, rooms: Sequence[SchemaModule]) -> Database:
+def unpack(backup: Path, path: Path, schema_modules: Sequence[SchemaModule]) -> Database:
     """Return a copy of a backup, with this release's tables. Raises StoreError when it is not whole, or `Unknown`."""
     if not backup.is_file():
         raise StoreError(f"there is no backup {backup}")
@@ -116,23 +116,23 @@ def unpack(backup: Path, path: Path, rooms: Sequence[SchemaModule]) -> Database:
     database = Database(file_url(path).render_as_string(hide_password=False))
     try:
         with database.reading() as connection:
-            if not any(revision_of(connection, room) for room in rooms):
+            if not any(revision_of(connection, schema_module) for schema_module in schema_modules):
                 raise StoreError(f"{backup} has nothing of gpuyard's in it")
-        for room in rooms:
-            migrate(database.url, room)
+        for schema_module in schema_modules:
+            migrate(database.url, schema_module)
     except BaseException:
         database.close()
         raise
     return database
 
 
-def replace_all(database: Database, rooms: Sequence[SchemaModule], source: Database) -> None:
+def replace_all(database: Database, schema_modules: Sequence[SchemaModule], source: Database) -> None:
     """Replace a database by an unpacked backup, all at once or not at all. Raises BlockedError when somebody else has
     it open, and StoreError."""
     if database.sqlite:
         _replace_file(Path(database.url.database or ""), Path(source.url.database or ""))
     else:
-        _replace_server(database, rooms, source)
+        _replace_server(database, schema_modules, source)
 
 
 def set_aside(url: URL, path: Path) -> bool:
@@ -208,14 +208,14 @@ def _fill(path: Path, new: sqlite3.Connection) -> None:
 # PostgreSQL
 
 
-def _copy_server(database: Database, rooms: Sequence[SchemaModule], path: Path) -> None:
+def _copy_server(database: Database, schema_modules: Sequence[SchemaModule], path: Path) -> None:
     with database.reading() as source:
-        for room in rooms:
-            revision = revision_of(source, room)
-            refuse_unknown(room, steps_of(room), revision, database.name)
+        for schema_module in schema_modules:
+            revision = revision_of(source, schema_module)
+            refuse_unknown(schema_module, steps_of(schema_module), revision, database.name)
             if revision is not None:
-                migrate(file_url(path), room, revision)
-        tables = _reflected(source, rooms)
+                migrate(file_url(path), schema_module, revision)
+        tables = _reflected(source, schema_modules)
         engine = open_engine(file_url(path))
         try:
             with engine.connect() as target, target.begin():
@@ -226,27 +226,37 @@ def _copy_server(database: Database, rooms: Sequence[SchemaModule], path: Path) 
             engine.dispose()
 
 
-def _replace_server(database: Database, rooms: Sequence[SchemaModule], source: Database) -> None:
+def _replace_server(database: Database, schema_modules: Sequence[SchemaModule], source: Database) -> None:
     """In one transaction, after which readers see the new; until then they see the old."""
     with ONE_AT_A_TIME, translated(database.name), database.engine.connect() as target, target.begin():
         target.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK})
-        for room in rooms:
-            refuse_unknown(room, steps_of(room), revision_of(target, room), database.name)
+        for schema_module in schema_modules:
+            refuse_unknown(schema_module, steps_of(schema_module), revision_of(target, schema_module), database.name)
         existing = set(inspect(target).get_table_names())
-        names = [name for room in rooms for name in (*room.tables.tables, room.version_table) if name in existing]
+        names = [
+            name
+            for schema_module in schema_modules
+            for name in (*schema_module.tables.tables, schema_module.version_table)
+            if name in existing
+        ]
         quoted = target.dialect.identifier_preparer.quote_identifier
         for name in names:
             target.execute(text(f"drop table {quoted(name)} cascade"))
-        for room in rooms:
-            run_steps(target, room, steps_of(room), HEAD)
+        for schema_module in schema_modules:
+            run_steps(target, schema_module, steps_of(schema_module), HEAD)
         with source.reading() as connection:
-            _copy_rows(connection, target, _reflected(connection, rooms), _reflected(target, rooms))
+            _copy_rows(connection, target, _reflected(connection, schema_modules), _reflected(target, schema_modules))
 
 
-def _reflected(connection: Connection, rooms: Sequence[SchemaModule]) -> MetaData:
+def _reflected(connection: Connection, schema_modules: Sequence[SchemaModule]) -> MetaData:
     """The tables of rooms as they are there."""
     existing, metadata = set(inspect(connection).get_table_names()), MetaData()
-    metadata.reflect(connection, only=sorted(name for room in rooms for name in room.tables.tables if name in existing))
+    metadata.reflect(
+        connection,
+        only=sorted(
+            name for schema_module in schema_modules for name in schema_module.tables.tables if name in existing
+        ),
+    )
     return metadata
 
 

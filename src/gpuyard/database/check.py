@@ -34,45 +34,47 @@ class RoomVersion:
         return self.unknown is None and self.at != self.newest
 
 
-def versions(database: Database, rooms: Sequence[SchemaModule]) -> list[RoomVersion]:
+def versions(database: Database, schema_modules: Sequence[SchemaModule]) -> list[RoomVersion]:
     """Return the version of each schema module's tables. Raises StoreError."""
     room_versions = []
     with database.reading() as connection:
-        for room in rooms:
-            script, at = steps_of(room), revision_of(connection, room)
-            room_versions.append(RoomVersion(room.name, at, str(script.get_current_head()), unknown(script, at)))
+        for schema_module in schema_modules:
+            script, at = steps_of(schema_module), revision_of(connection, schema_module)
+            room_versions.append(
+                RoomVersion(schema_module.name, at, str(script.get_current_head()), unknown(script, at))
+            )
     return room_versions
 
 
-def problems(database: Database, rooms: Sequence[SchemaModule]) -> list[str]:
+def problems(database: Database, schema_modules: Sequence[SchemaModule]) -> list[str]:
     """Return the problems of the data; none when it is whole. Every row is read. Raises StoreError when it cannot be
     read at all."""
     with database.reading() as connection:
         try:
-            return [*_damage(connection, rooms, database.sqlite), *_orphans(connection, rooms)]
+            return [*_damage(connection, schema_modules, database.sqlite), *_orphans(connection, schema_modules)]
         except DBAPIError as error:
             if "malformed" not in str(error.orig):
                 raise
             return [f"the file is damaged: {error.orig}"]
 
 
-def _damage(connection: Connection, rooms: Sequence[SchemaModule], sqlite: bool) -> Iterator[str]:
+def _damage(connection: Connection, schema_modules: Sequence[SchemaModule], sqlite: bool) -> Iterator[str]:
     if sqlite:
         report = [str(scalar) for scalar in connection.execute(text(f"pragma integrity_check({MOST})")).scalars()]
         yield from (f"the file is damaged: {line}" for line in report if line != "ok")
         return
     quoted = connection.dialect.identifier_preparer.quote_identifier
-    for table in _tables(connection, rooms).sorted_tables:  # PostgreSQL says nothing until somebody reads
+    for table in _tables(connection, schema_modules).sorted_tables:  # PostgreSQL says nothing until somebody reads
         connection.execute(select(func.count(literal_column(f"{quoted(table.name)}::text"))).select_from(table))
 
 
-def _orphans(connection: Connection, rooms: Sequence[SchemaModule]) -> Iterator[str]:
+def _orphans(connection: Connection, schema_modules: Sequence[SchemaModule]) -> Iterator[str]:
     """Rows that refer to one that is not there."""
-    tables = _tables(connection, rooms).tables
-    for room in rooms:
-        for table in room.tables.sorted_tables:
+    tables = _tables(connection, schema_modules).tables
+    for schema_module in schema_modules:
+        for table in schema_module.tables.sorted_tables:
             if table.name in tables:
-                for columns, others in [*_keys(table), *_loose(room, table)]:
+                for columns, others in [*_keys(table), *_loose(schema_module, table)]:
                     if others[0].table.name in tables:
                         yield from _without(connection, columns, others)
 
@@ -82,15 +84,15 @@ def _keys(table: Table) -> Iterator[tuple[list[Column[object]], list[Column[obje
         yield [element.parent for element in key.elements], [element.column for element in key.elements]
 
 
-def _loose(room: SchemaModule, table: Table) -> Iterator[tuple[list[Column[object]], list[Column[object]]]]:
-    for name, target in room.references.items():
+def _loose(schema_module: SchemaModule, table: Table) -> Iterator[tuple[list[Column[object]], list[Column[object]]]]:
+    for name, target in schema_module.references.items():
         if name.partition(".")[0] == table.name:
-            yield [_column(room, name)], [_column(room, target)]
+            yield [_column(schema_module, name)], [_column(schema_module, target)]
 
 
-def _column(room: SchemaModule, name: str) -> Column[object]:
+def _column(schema_module: SchemaModule, name: str) -> Column[object]:
     table, _, column = name.partition(".")
-    return room.tables.tables[table].c[column]
+    return schema_module.tables.tables[table].c[column]
 
 
 def _without(connection: Connection, columns: list[Column[object]], others: list[Column[object]]) -> Iterator[str]:
@@ -111,7 +113,12 @@ def _columns(connection: Connection, table: str) -> set[str]:
     return {str(column["name"]) for column in inspect(connection).get_columns(table)}
 
 
-def _tables(connection: Connection, rooms: Sequence[SchemaModule]) -> MetaData:
+def _tables(connection: Connection, schema_modules: Sequence[SchemaModule]) -> MetaData:
     metadata, existing = MetaData(), set(inspect(connection).get_table_names())
-    metadata.reflect(connection, only=sorted(name for room in rooms for name in room.tables.tables if name in existing))
+    metadata.reflect(
+        connection,
+        only=sorted(
+            name for schema_module in schema_modules for name in schema_module.tables.tables if name in existing
+        ),
+    )
     return metadata

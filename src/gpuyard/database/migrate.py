@@ -49,38 +49,38 @@ class Unknown(StrEnum):
         return f"bring it up with commit {WITH_ALL_STEPS} of gpuyard first (gpuyard db upgrade)"
 
 
-def migrate(url: URL, room: SchemaModule, target: str = HEAD) -> None:
+def migrate(url: URL, schema_module: SchemaModule, target: str = HEAD) -> None:
     """Migrate the tables to `target`. Raises StoreError; then nothing was changed."""
     sqlite = url.get_backend_name() == "sqlite"
     path = Path(url.database or "") if sqlite else None
     with translated(shown(url)), ONE_AT_A_TIME, file_lock(path) if path else nullcontext():
         engine = open_sqlite(url, foreign_keys=False) if sqlite else open_engine(url, statement=0)
         try:
-            _upgrade(engine, room, path, target)
+            _upgrade(engine, schema_module, path, target)
         finally:
             engine.dispose()
 
 
-def _upgrade(engine: Engine, room: SchemaModule, path: Path | None, target: str) -> None:
+def _upgrade(engine: Engine, schema_module: SchemaModule, path: Path | None, target: str) -> None:
     with engine.connect() as connection:
         connection.execution_options(**{IMMEDIATE: True})
         with connection.begin():
             if path is None:
                 connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK})
-            script = steps_of(room)
-            before = revision_of(connection, room)
-            refuse_unknown(room, script, before, shown(engine.url))
+            script = steps_of(schema_module)
+            before = revision_of(connection, schema_module)
+            refuse_unknown(schema_module, script, before, shown(engine.url))
             if before == script.get_current_head():
                 return
             if path and before:
-                _copy(path, f"{room.name}-{before}")
-            run_steps(connection, room, script, target)
+                _copy(path, f"{schema_module.name}-{before}")
+            run_steps(connection, schema_module, script, target)
             if path:
                 _check_references(connection, path)
 
 
-def steps_of(room: SchemaModule) -> ScriptDirectory:
-    return _steps_in(room.steps)
+def steps_of(schema_module: SchemaModule) -> ScriptDirectory:
+    return _steps_in(schema_module.steps)
 
 
 @cache
@@ -89,14 +89,19 @@ def _steps_in(folder: Path) -> ScriptDirectory:
     return ScriptDirectory(folder, version_locations=[folder])
 
 
-def revision_of(connection: Connection, room: SchemaModule) -> str | None:
+def revision_of(connection: Connection, schema_module: SchemaModule) -> str | None:
     """Return the step that the tables are at; None before the first one."""
-    return MigrationContext.configure(connection, opts={"version_table": room.version_table}).get_current_revision()
+    return MigrationContext.configure(
+        connection, opts={"version_table": schema_module.version_table}
+    ).get_current_revision()
 
 
-def run_steps(connection: Connection, room: SchemaModule, script: ScriptDirectory, target: str) -> None:
+def run_steps(connection: Connection, schema_module: SchemaModule, script: ScriptDirectory, target: str) -> None:
     """Run the steps over this connection, and within its transaction."""
-    steps = {"version_table": room.version_table, "fn": lambda revision, _: script._upgrade_revs(target, revision)}
+    steps = {
+        "version_table": schema_module.version_table,
+        "fn": lambda revision, _: script._upgrade_revs(target, revision),
+    }
     context = MigrationContext.configure(connection, opts=steps)
     with context.begin_transaction(), Operations.context(context):
         context.run_migrations()
@@ -110,10 +115,10 @@ def unknown(script: ScriptDirectory, revision: str | None) -> Unknown | None:
     return Unknown.OLDER if revision < str(script.get_current_head()) else Unknown.NEWER
 
 
-def refuse_unknown(room: SchemaModule, script: ScriptDirectory, revision: str | None, name: str) -> None:
+def refuse_unknown(schema_module: SchemaModule, script: ScriptDirectory, revision: str | None, name: str) -> None:
     if why := unknown(script, revision):
         raise StoreError(
-            f"the database {name} was {why} (the {room.name}'s tables are at {revision}, this one knows "
+            f"the database {name} was {why} (the {schema_module.name}'s tables are at {revision}, this one knows "
             f"{script.get_current_head()}); {why.remedy}"
         )
 

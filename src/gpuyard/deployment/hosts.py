@@ -119,14 +119,14 @@ class DeployHosts:
         if problem := problem_of(outcome):
             return HostState(problem=problem)
         try:
-            sight, inventory = parse_look(outcome.result)
+            state, inventory = parse_look(outcome.result)
         except (KeyError, TypeError, ValueError, AttributeError, GpuyardError):
             return HostState(problem="what it answered is no look of this gpuyard's")
         self.recordings[name] = dumps(outcome.result["recording"])
-        if recorded is not None and not sight.changes and not sight.pending:
+        if recorded is not None and not state.changes and not state.pending:
             faults = _errors(drift(recorded, inventory))
-            sight = replace(sight, faults=(*sight.faults, *faults))
-        return sight
+            state = replace(state, faults=(*state.faults, *faults))
+        return state
 
 
 def parse_look(result: Mapping[str, Any]) -> tuple[HostState, Inventory]:
@@ -135,7 +135,7 @@ def parse_look(result: Mapping[str, Any]) -> tuple[HostState, Inventory]:
     plan, engine = result["plan"], result["engine"]
     findings = [Finding.from_dict(finding) for finding in result["findings"]]
     boot = str(result["boot_id"])
-    sight = HostState(
+    state = HostState(
         boot_id=boot,
         here=bool(boot) and boot == boot_id(FileTree()),
         name=str(result["name"]),
@@ -156,7 +156,7 @@ def parse_look(result: Mapping[str, Any]) -> tuple[HostState, Inventory]:
         hypervisor=_texts(result["hypervisor"]),
         releases=frozenset(_texts(engine["releases"])),
     )
-    return sight, replay(json.dumps(result["recording"]), "the host's answer")
+    return state, replay(json.dumps(result["recording"]), "the host's answer")
 
 
 def _errors(findings: Sequence[Finding]) -> tuple[str, ...]:

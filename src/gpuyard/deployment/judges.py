@@ -44,10 +44,10 @@ def _blocked(*says: str) -> TaskVerdict:
 
 
 def judge_look(
-    site: Site, sight: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
+    site: Site, state: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
 ) -> TaskVerdict:
     assert site.deploy is not None
-    host = sight.hosts.get(name)
+    host = state.hosts.get(name)
     if host is None:
         return _later("nobody has looked at it")
     if host.problem:
@@ -61,27 +61,27 @@ def judge_look(
             f"it calls itself {host.name!r}, and so would Nova: write that name in the site file, or there "
             f"'hostnamectl set-hostname {name}'"
         )
-    return _cut_off(site, sight, [name]) or _done("it answers")
+    return _cut_off(site, state, [name]) or _done("it answers")
 
 
-def _cut_off(site: Site, sight: DeploymentState, hosts: Collection[str]) -> TaskVerdict | None:
+def _cut_off(site: Site, state: DeploymentState, hosts: Collection[str]) -> TaskVerdict | None:
     """What is in the way of Kolla's work on the interfaces of these hosts: asked in each step that brings it nearer,
     since a run may begin with any. All of them have been looked at."""
     assert site.deploy is not None
-    problems = [interface_problem(site.deploy, name, sight.hosts[name], sight.kolla) for name in hosts]
+    problems = [interface_problem(site.deploy, name, state.hosts[name], state.kolla) for name in hosts]
     return _blocked(*filter(None, problems)) if any(problems) else None
 
 
-def _unseen(sight: DeploymentState, name: str) -> HostState | None:
+def _unseen(state: DeploymentState, name: str) -> HostState | None:
     """What is known of a host; None when it is not there to be asked."""
-    host = sight.hosts.get(name)
+    host = state.hosts.get(name)
     return None if host is None or host.problem else host
 
 
 def judge_prepare(
-    site: Site, sight: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
+    site: Site, state: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
 ) -> TaskVerdict:
-    host = _unseen(sight, name)
+    host = _unseen(state, name)
     if host is None:
         return _later()
     if host.refusals:
@@ -96,9 +96,9 @@ def judge_prepare(
 
 
 def judge_reboot(
-    site: Site, sight: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
+    site: Site, state: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
 ) -> TaskVerdict:
-    host = _unseen(sight, name)
+    host = _unseen(state, name)
     if host is None:
         return _later()
     if not host.pending:
@@ -127,22 +127,22 @@ def _reboot_of(host: HostState, why: Sequence[str]) -> TaskVerdict:
 
 
 def judge_record(
-    site: Site, sight: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
+    site: Site, state: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
 ) -> TaskVerdict:
     recording = site.hosts[name].recording
-    if name in sight.recorded:
+    if name in state.recorded:
         return _done(f"{recording} is there")
-    host = _unseen(sight, name)
+    host = _unseen(state, name)
     if host is None or host.changes or host.pending:
         return _later(recording)
     return _due(f"+ {recording}")
 
 
 def judge_verify(
-    site: Site, sight: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
+    site: Site, state: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
 ) -> TaskVerdict:
-    host = _unseen(sight, name)
-    if host is None or host.changes or host.pending or name not in sight.recorded:
+    host = _unseen(state, name)
+    if host is None or host.changes or host.pending or name not in state.recorded:
         return _later()
     if host.faults:
         return _blocked(*host.faults)
@@ -154,26 +154,26 @@ def _of(pick: Callable[[DeploymentState], Observed | None]) -> Callable[[JudgeOf
 
     def of_seen(judge: JudgeOf[Observed]) -> Judge:
         def verdict(
-            site: Site, sight: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
+            site: Site, state: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
         ) -> TaskVerdict:
-            observed = pick(sight)
+            observed = pick(state)
             if observed is None:
                 return _later()
-            return _blocked(observed.problem) if observed.problem else judge(site, sight, observed, name)
+            return _blocked(observed.problem) if observed.problem else judge(site, state, observed, name)
 
         return verdict
 
     return of_seen
 
 
-@_of(lambda sight: sight.kolla)
+@_of(lambda state: state.kolla)
 def judge_machines(site: Site, sight: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
     if kolla.machine_refusals:
         return _blocked(*kolla.machine_refusals)
     return _due(*kolla.machines) if kolla.machines else _done("as the site file says")
 
 
-@_of(lambda sight: sight.kolla)
+@_of(lambda state: state.kolla)
 def judge_passwords(site: Site, sight: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
     if kolla.passwords_refusal:
         return _blocked(kolla.passwords_refusal)
@@ -182,7 +182,7 @@ def judge_passwords(site: Site, sight: DeploymentState, kolla: KollaState, name:
     return _done("each has been made") if kolla.passwords else _due("those that are missing; the others stay")
 
 
-@_of(lambda sight: sight.kolla)
+@_of(lambda state: state.kolla)
 def judge_render(site: Site, sight: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
     if missing := [host for host in site.hosts if host not in sight.recorded]:
         return _later(f"the recording of {', '.join(missing)} comes first")
@@ -195,7 +195,7 @@ def judge_render(site: Site, sight: DeploymentState, kolla: KollaState, name: st
     return _due(*kolla.rendered) if kolla.rendered else _done("as the site file says")
 
 
-@_of(lambda sight: sight.kolla)
+@_of(lambda state: state.kolla)
 def judge_collection(site: Site, sight: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
     if not kolla.collection:
         return _due("+ openstack.kolla, from its git repository")
@@ -205,17 +205,17 @@ def judge_collection(site: Site, sight: DeploymentState, kolla: KollaState, name
 
 
 def judge_bootstrap(
-    site: Site, sight: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
+    site: Site, state: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
 ) -> TaskVerdict:
     """Each host for itself, since Kolla's bootstrap-servers can restart all containers of a host that runs."""
-    host = _unseen(sight, name)
+    host = _unseen(state, name)
     if host is None:
         return _later()
-    if problem := _cut_off(site, sight, [name]):
+    if problem := _cut_off(site, state, [name]):
         return problem
     if host.engine:
         return _open(journal, "bootstrap-servers", [name]) or _done("it has a container engine")
-    if others := _running_controllers(site, sight, name):
+    if others := _running_controllers(site, state, name):
         return _blocked(
             f"it would be a further control host of a cloud that runs: the other ones ({', '.join(others)}) need it in "
             "their /etc/hosts, and bootstrap-servers can restart their containers; run 'kolla-ansible "
@@ -224,12 +224,12 @@ def judge_bootstrap(
     return _due("it has no container engine")
 
 
-def _running_controllers(site: Site, sight: DeploymentState, name: str) -> list[str]:
+def _running_controllers(site: Site, state: DeploymentState, name: str) -> list[str]:
     """The other control hosts that have containers already, where a host is to be a control host."""
     assert site.deploy is not None
     control = site.deploy.with_role("control")
     return [
-        host for host in control if name in control and (host_state := _unseen(sight, host)) and host_state.containers
+        host for host in control if name in control and (host_state := _unseen(state, host)) and host_state.containers
     ]
 
 
@@ -241,9 +241,9 @@ def _open(journal: DeployJournal, stage: str, hosts: Collection[str]) -> TaskVer
 
 
 def judge_restart(
-    site: Site, sight: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
+    site: Site, state: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
 ) -> TaskVerdict:
-    host = _unseen(sight, name)
+    host = _unseen(state, name)
     if host is None:
         return _later()
     in_use = bool(host.containers or _shows_servers(host))
@@ -259,40 +259,40 @@ def judge_restart(
 
 
 def judge_prechecks(
-    site: Site, sight: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
+    site: Site, state: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
 ) -> TaskVerdict:
-    deploy = judge_deploy(site, sight, journal, name, hosts)
+    deploy = judge_deploy(site, state, journal, name, hosts)
     if deploy.standing is TaskStanding.DONE:
         return _done("all is deployed")
-    if deploy.standing is TaskStanding.BLOCKED and (problem := _cut_off(site, sight, hosts)):
+    if deploy.standing is TaskStanding.BLOCKED and (problem := _cut_off(site, state, hosts)):
         return problem
     return _done("passed in this run") if journal.ended_in_this_run("prechecks") else _due("changes nothing")
 
 
 def judge_deploy(
-    site: Site, sight: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
+    site: Site, state: DeploymentState, journal: DeployJournal, name: str, hosts: Collection[str]
 ) -> TaskVerdict:
-    if not all(_unseen(sight, host) for host in hosts):
+    if not all(_unseen(state, host) for host in hosts):
         return _later()
-    if problem := _cut_off(site, sight, hosts):
+    if problem := _cut_off(site, state, hosts):
         return problem
     if broken := [
-        f"{host}: {host_state.engine_problem}" for host in hosts if (host_state := sight.hosts[host]).engine_problem
+        f"{host}: {host_state.engine_problem}" for host in hosts if (host_state := state.hosts[host]).engine_problem
     ]:
         return _blocked(*broken)
     if old := [
-        f"{host} runs {release}" for host in hosts for release in sorted(sight.hosts[host].releases - {site.release})
+        f"{host} runs {release}" for host in hosts for release in sorted(state.hosts[host].releases - {site.release})
     ]:
         return _blocked(
             f"{', '.join(old)}, and the site file says 'release: {site.release}': Kolla has 'upgrade' for that, which "
             "gpuyard does not run. Type 'gpuyard deploy run --until install-deps', then 'kolla-ansible upgrade' with "
             "gpuyard-inventory, then this again"
         )
-    if missing := list(_missing(site, sight, hosts)):
+    if missing := list(_missing(site, state, hosts)):
         return _due(*missing)
     return (
         _open(journal, "deploy", hosts)
-        or _changed_since(sight.kolla, journal, hosts)
+        or _changed_since(state.kolla, journal, hosts)
         or _done("the services that a host needs for its roles run")
     )
 
@@ -313,46 +313,46 @@ def _changed_since(kolla: KollaState | None, journal: DeployJournal, hosts: Coll
     return None
 
 
-def _missing(site: Site, sight: DeploymentState, hosts: Collection[str]) -> Iterator[str]:
+def _missing(site: Site, state: DeploymentState, hosts: Collection[str]) -> Iterator[str]:
     assert site.deploy is not None
     for host in hosts:
         required = [name for role in site.deploy.hosts[host].roles for name in CONTAINERS.get(role, ())]
-        if lost := [name for name in required if name not in sight.hosts[host].containers]:
+        if lost := [name for name in required if name not in state.hosts[host].containers]:
             yield f"{host}: {', '.join(lost)}"
 
 
-@_of(lambda sight: sight.kolla)
+@_of(lambda state: state.kolla)
 def judge_post_deploy(site: Site, sight: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
     return _done("clouds.yaml is there") if kolla.credentials else _due("+ clouds.yaml, for the administrator")
 
 
-@_of(lambda sight: sight.cloud)
+@_of(lambda state: state.cloud)
 def judge_limits(site: Site, sight: DeploymentState, cloud: OpenStackState, name: str) -> TaskVerdict:
     if not site.gpu_quotas:
         return _done("gpu_quotas is off")
     return _done("it may") if cloud.reads_limits else _due("+ role reader on the system for user nova")
 
 
-@_of(lambda sight: sight.cloud)
+@_of(lambda state: state.cloud)
 def judge_apply(site: Site, sight: DeploymentState, cloud: OpenStackState, name: str) -> TaskVerdict:
     if cloud.refusals:
         return _blocked(*cloud.refusals)
     return _due(*cloud.steps) if cloud.steps else _done("the cloud is as the site file says")
 
 
-@_of(lambda sight: sight.cloud)
+@_of(lambda state: state.cloud)
 def judge_image(site: Site, sight: DeploymentState, cloud: OpenStackState, name: str) -> TaskVerdict:
     return _done("servers get one") if cloud.images.get(name) else _due(f"+ image {name}, built, checked and promoted")
 
 
-@_of(lambda sight: sight.service)
+@_of(lambda state: state.service)
 def judge_serve(site: Site, sight: DeploymentState, service: ServiceState, name: str) -> TaskVerdict:
     if service.changes:
         return _due(*service.changes)
     return _done("it serves what the site file says") if service.active else _due("start it, and at each boot")
 
 
-@_of(lambda sight: sight.service)
+@_of(lambda state: state.service)
 def judge_accept(site: Site, sight: DeploymentState, service: ServiceState, name: str) -> TaskVerdict:
     if service.waiting is None:
         return _later("the portal knows, once it serves")

@@ -41,7 +41,7 @@ from gpuyard.site.schema import Site
 
 
 def plan_deployment(
-    site: Site, sight: DeploymentState, journal: DeployJournal, deploy_range: DeployRange = EVERYTHING
+    site: Site, state: DeploymentState, journal: DeployJournal, deploy_range: DeployRange = EVERYTHING
 ) -> tuple[DeployTask, ...]:
     """Return all tasks in their order. Raises UsageError for a stage or a host that there is not."""
     assert site.deploy is not None
@@ -51,7 +51,7 @@ def plan_deployment(
     for stage in stages(deploy_range):
         first = ""
         for name in _objects(site, stage, hosts):
-            verdict = stage.judge(site, sight, journal, name, hosts)
+            verdict = stage.judge(site, state, journal, name, hosts)
             if waits_for and (verdict.standing is TaskStanding.DUE or not stage.of_parts & {HOSTS, KOLLA}):
                 # What a cloud says before it is deployed to its end counts for nothing.
                 verdict = (

@@ -71,20 +71,20 @@ class SitePorts:
         return tuple(name for name in self.site.deploy.hosts if not self.limit or name in self.limit)
 
     def look(self, before: DeploymentState, parts: frozenset[Part]) -> DeploymentState:
-        sight = self._look_at_site(before)
+        state = self._look_at_site(before)
         if Part.HOSTS in parts:
             recorded = self.loaded.inventories if self.loaded else {}
-            sight = replace(sight, hosts={**sight.hosts, **self.hosts.look(self.names, recorded, self._gpus())})
+            state = replace(state, hosts={**state.hosts, **self.hosts.look(self.names, recorded, self._gpus())})
         if Part.KOLLA in parts:
-            sight = replace(sight, kolla=self.folder.look(self.site, self.loaded.compiled if self.loaded else None))
+            state = replace(state, kolla=self.folder.look(self.site, self.loaded.compiled if self.loaded else None))
         if Part.CLOUD in parts:
-            sight = replace(sight, cloud=self._look_at_cloud())
+            state = replace(state, cloud=self._look_at_cloud())
         if Part.SERVICE in parts:
             ready = self.loaded is not None and self.site.deploy is not None and self.site.deploy.portal
             # Without credentials it could not serve: that comes first.
             ready = ready and (self.cloud is not None or self.folder.credentials.is_file())
-            sight = replace(sight, service=self.service.look() if ready else None)
-        return sight
+            state = replace(state, service=self.service.look() if ready else None)
+        return state
 
     def _look_at_site(self, before: DeploymentState) -> DeploymentState:
         """Recordings that are there, and what the site compiles to once all are."""
@@ -128,18 +128,18 @@ class SitePorts:
     def _connect(self) -> CloudApi:
         return connect(self.cloud) if self.cloud else connect(CLOUD, self.folder.credentials)
 
-    def about(self, sight: DeploymentState, stage: str, name: str) -> str:
+    def about(self, state: DeploymentState, stage: str, name: str) -> str:
         if stage in ("reboot", "restart"):
-            return sight.hosts[name].boot_id
-        return sight.kolla.digest if stage == "deploy" and sight.kolla is not None else ""
+            return state.hosts[name].boot_id
+        return state.kolla.digest if stage == "deploy" and state.kolla is not None else ""
 
-    def carry_out(self, sight: DeploymentState, stage: str, names: Sequence[str]) -> Mapping[str, str]:
+    def carry_out(self, state: DeploymentState, stage: str, names: Sequence[str]) -> Mapping[str, str]:
         if stage == "look":
             return self.hosts.wait(dict.fromkeys(names, ""))
         if stage == "prepare":
             return self.hosts.prepare(names, self._gpus())
         if stage in ("reboot", "restart"):
-            return self.hosts.reboot({name: sight.hosts[name].boot_id for name in names})
+            return self.hosts.reboot({name: state.hosts[name].boot_id for name in names})
         if stage == "record":
             for name in names:
                 write(Change(self._recording(name), None, self.hosts.recordings[name]))

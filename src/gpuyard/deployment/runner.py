@@ -33,10 +33,10 @@ class DeploymentPorts(Protocol):
     def look(self, before: DeploymentState, parts: frozenset[Part]) -> DeploymentState:
         """Observe these parts again; of the others return what was observed before."""
 
-    def about(self, sight: DeploymentState, stage: str, name: str) -> str:
+    def about(self, state: DeploymentState, stage: str, name: str) -> str:
         """Return the journal's `about` for a task that begins."""
 
-    def carry_out(self, sight: DeploymentState, stage: str, names: Sequence[str]) -> Mapping[str, str]:
+    def carry_out(self, state: DeploymentState, stage: str, names: Sequence[str]) -> Mapping[str, str]:
         """Run the stage for these objects, at once where that is possible. Return object -> problem; empty: it went
         well.
 
@@ -68,16 +68,16 @@ class Deployment:
         parts = {part for stage in stages(self.wanted) for part in stage.of_parts}
         return self.doors.look(DeploymentState(), frozenset(parts))
 
-    def plan(self, sight: DeploymentState, journal: DeployJournal) -> tuple[DeployTask, ...]:
-        return plan_deployment(self.site, sight, journal, self.wanted)
+    def plan(self, state: DeploymentState, journal: DeployJournal) -> tuple[DeployTask, ...]:
+        return plan_deployment(self.site, state, journal, self.wanted)
 
     def run(
-        self, sight: DeploymentState, journal: DeployJournal, writer: JournalWriter, screen: DeployScreen
+        self, state: DeploymentState, journal: DeployJournal, writer: JournalWriter, screen: DeployScreen
     ) -> DeployJournal:
         """Run until everything that is wanted is done. Raises BlockedError, and GpuyardError for what failed."""
         ran: dict[tuple[str, str], tuple[str, ...]] = {}
         while True:
-            tasks = self.plan(sight, journal)
+            tasks = self.plan(state, journal)
             order = list(dict.fromkeys(task.stage for task in tasks))
             stop_at_blocked(tasks)
             left = [task for task in tasks if task.standing is not TaskStanding.DONE]
@@ -87,14 +87,14 @@ class Deployment:
             for task in group:
                 _may_run(task, ran.get((task.stage, task.object)))
             number = (order.index(group[0].stage) + 1, len(order))
-            journal = self._carry_out(sight, journal, writer, screen, group, number)
+            journal = self._carry_out(state, journal, writer, screen, group, number)
             ran |= {(task.stage, task.object): task.verdict.says for task in group}
             again = next(stage.again for stage in STAGES if stage.name == group[0].stage)
-            sight = self.doors.look(sight, again)
+            state = self.doors.look(state, again)
 
     def _carry_out(
         self,
-        sight: DeploymentState,
+        state: DeploymentState,
         journal: DeployJournal,
         writer: JournalWriter,
         screen: DeployScreen,
@@ -108,13 +108,13 @@ class Deployment:
             writer.write(entry)
             journal = journal.with_entry(entry)
 
-        about = {task.object: self.doors.about(sight, task.stage, task.object) for task in group}
+        about = {task.object: self.doors.about(state, task.stage, task.object) for task in group}
         for task in group:
             note(task, Happening.BEGUN, about[task.object])
         screen.started(*number, group)
         code = GpuyardError.exit_code
         try:
-            problems = dict(self.doors.carry_out(sight, group[0].stage, [task.object for task in group]))
+            problems = dict(self.doors.carry_out(state, group[0].stage, [task.object for task in group]))
         except GpuyardError as error:
             problems, code = {task.object: str(error) for task in group}, error.exit_code
         for task in group:

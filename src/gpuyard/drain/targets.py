@@ -42,9 +42,11 @@ SET_ASIDE = "set aside for "
 class Space:
     """The capacity of the other hosts, which gets less as servers are given some."""
 
-    def __init__(self, room: CloudResources, statuses: Statuses, source: str, kept_times: Iterable[KeptTime]) -> None:
+    def __init__(
+        self, resources: CloudResources, statuses: Statuses, source: str, kept_times: Iterable[KeptTime]
+    ) -> None:
         """`kept_times`: what is in the way of any server that comes now."""
-        whole = Reckoning(room, statuses).room  # with the units of devices that servers share
+        whole = Reckoning(resources, statuses).room  # with the units of devices that servers share
         self._statuses = statuses
         self._open = replace(whole, hosts=tuple(host for host in whole.hosts if host.node.name != source))
         self._kept: dict[str, list[KeptTime]] = {}
@@ -67,9 +69,9 @@ class Space:
         """Set the capacity aside that the server takes there."""
         request = self._request(server)
 
-        def less(room: CloudResources) -> CloudResources:
-            hosts = (_taken(h, request, place.gpus) if h.node.name == place.host else h for h in room.hosts)
-            return replace(room, hosts=tuple(hosts))
+        def less(resources: CloudResources) -> CloudResources:
+            hosts = (_taken(h, request, place.gpus) if h.node.name == place.host else h for h in resources.hosts)
+            return replace(resources, hosts=tuple(hosts))
 
         self._room, self._open = less(self._room), less(self._open)
         why = f"{SET_ASIDE}{server.name}"
@@ -196,9 +198,9 @@ def _plain(device: FreeDevice) -> tuple[int, str]:
 
 
 def _taken(host: HostResources, request: Request, gpus: Sequence[str]) -> HostResources:
-    rooms = dict(host.node.rooms or {})
+    stocks = dict(host.node.rooms or {})
     for name, needs in request.amounts.items():
-        if name in rooms and (has := rooms[name]) is not None:
-            rooms[name] = replace(has, used=has.used + needs)
+        if name in stocks and (has := stocks[name]) is not None:
+            stocks[name] = replace(has, used=has.used + needs)
     left = tuple(device for device in host.devices if device.provider not in gpus)
-    return HostResources(replace(host.node, rooms=rooms), host.traits, left)
+    return HostResources(replace(host.node, rooms=stocks), host.traits, left)

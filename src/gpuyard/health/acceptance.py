@@ -182,18 +182,18 @@ def _became(attempt: Try) -> str:
     return f"{'failed' if attempt.state is TryState.FAILED else 'could not be tried'}: {attempt.cause}"
 
 
-def judged(attempt: Try, sight: TryObservation, within: timedelta, now: datetime) -> Try:
+def judged(attempt: Try, observed: TryObservation, within: timedelta, now: datetime) -> Try:
     """Return the attempt's next state: unchanged, one step on, or with its outcome. Time counts by `since`, which a
     clock that has gone back makes new."""
     if attempt.since > now:
         return replace(attempt, since=now, deadline=min(attempt.deadline, now + within) if attempt.deadline else None)
     if attempt.state not in (TryState.LENT, TryState.CREATING, TryState.RUNNING):
         return attempt
-    if sight.spoiled:
-        return with_outcome(attempt, TryState.GIVEN_UP, sight.spoiled, now)
-    if sight.said.verdict is not GuestVerdict.NONE and attempt.state is TryState.RUNNING:
-        return _by_verdict(attempt, sight, now)
-    if not sight.lent:
+    if observed.spoiled:
+        return with_outcome(attempt, TryState.GIVEN_UP, observed.spoiled, now)
+    if observed.said.verdict is not GuestVerdict.NONE and attempt.state is TryState.RUNNING:
+        return _by_verdict(attempt, observed, now)
+    if not observed.lent:
         return with_outcome(attempt, TryState.GIVEN_UP, "its GPU is not lent to it any more", now)
     if attempt.state is TryState.LENT:
         if now - attempt.since > within:
@@ -202,41 +202,43 @@ def judged(attempt: Try, sight: TryObservation, within: timedelta, now: datetime
             )
             return with_outcome(attempt, TryState.GIVEN_UP, text, now)
         return attempt
-    return _with_server(attempt, sight, within, now)
+    return _with_server(attempt, observed, within, now)
 
 
-def _with_server(attempt: Try, sight: TryObservation, within: timedelta, now: datetime) -> Try:
-    if sight.status == ERROR:
-        blamed = TryState.FAILED if sight.claimed or attempt.state is TryState.RUNNING else TryState.GIVEN_UP
+def _with_server(attempt: Try, observed: TryObservation, within: timedelta, now: datetime) -> Try:
+    if observed.status == ERROR:
+        blamed = TryState.FAILED if observed.claimed or attempt.state is TryState.RUNNING else TryState.GIVEN_UP
         return with_outcome(
-            attempt, blamed, f"Nova could not start a server on it: {sight.fault or 'no reason given'}", now
+            attempt, blamed, f"Nova could not start a server on it: {observed.fault or 'no reason given'}", now
         )
-    if attempt.state is TryState.CREATING and sight.claimed:
+    if attempt.state is TryState.CREATING and observed.claimed:
         return replace(attempt, state=TryState.RUNNING, since=now)
-    if sight.gone and now - attempt.since > LATE:
+    if observed.gone and now - attempt.since > LATE:
         text = "its server is gone" if attempt.server else "Nova was asked for its server, and has none"
         return with_outcome(attempt, TryState.GIVEN_UP, f"{text}: nobody knows what came of it", now)
     late = attempt.deadline is not None and now >= attempt.deadline
-    if late and sight.status == UNKNOWN:  # its cell of Nova does not answer, and so cannot show its console
+    if late and observed.status == UNKNOWN:  # its cell of Nova does not answer, and so cannot show its console
         return replace(attempt, deadline=now + within)
     if late:
-        if sight.said.begun:
+        if observed.said.begun:
             return with_outcome(attempt, TryState.FAILED, "the checks in its server have not ended in time", now)
-        text = f"its server (Nova: {sight.status or 'unknown'}) has not begun its checks in time: is there cloud-init?"
+        text = (
+            f"its server (Nova: {observed.status or 'unknown'}) has not begun its checks in time: is there cloud-init?"
+        )
         return with_outcome(attempt, TryState.GIVEN_UP, text, now)
     return attempt
 
 
-def _by_verdict(attempt: Try, sight: TryObservation, now: datetime) -> Try:
-    output = sight.said
+def _by_verdict(attempt: Try, observed: TryObservation, now: datetime) -> Try:
+    output = observed.said
     outcome = {
         GuestVerdict.OK: TryState.PASSED,
         GuestVerdict.FAILED: TryState.FAILED,
         GuestVerdict.UNABLE: TryState.GIVEN_UP,
     }[output.verdict]
     words = output.words or "its server gave no reason"
-    if outcome is TryState.PASSED and sight.against:
-        outcome, words = TryState.FAILED, sight.against
+    if outcome is TryState.PASSED and observed.against:
+        outcome, words = TryState.FAILED, observed.against
     elif outcome is TryState.PASSED and output.facts:
         words = f"{words}; {facts_words(output.facts)}"
     return replace(with_outcome(attempt, outcome, words, now), driver=output.driver, facts=output.facts)

@@ -247,59 +247,59 @@ class _Work:
         return gpu
 
     def _follow_server(self) -> None:
-        sight, state = self._sight, self.gpu.state
-        if sight is not None and state is HealthState.TO_ACCEPT and self._needs_scrub(sight):
+        observed, state = self._sight, self.gpu.state
+        if observed is not None and state is HealthState.TO_ACCEPT and self._needs_scrub(observed):
             self._become(
                 HealthState.RETURNED, "Nova keeps it reserved after a use: it is scrubbed before it is accepted"
             )
             return
-        if sight is None or state in KEPT_BACK:
+        if observed is None or state in KEPT_BACK:
             return
-        if sight.server:
-            cause = f"{MIGRATION if sight.is_moved else SERVER}{sight.server} has it"
-            self._given_on(sight)
+        if observed.server:
+            cause = f"{MIGRATION if observed.is_moved else SERVER}{observed.server} has it"
+            self._given_on(observed)
             if state is HealthState.IN_USE and self.gpu.cause != cause:  # it changed hands between two looks
                 self._become(HealthState.RETURNED, "its server is gone")
             if self.gpu.state is not HealthState.IN_USE:
                 self._become(HealthState.IN_USE, cause)
         elif state is HealthState.IN_USE:
             self._become(HealthState.RETURNED, "its server is gone")
-        elif state is HealthState.FINE and self._place.once and sight.reserved and self._looked_since():
+        elif state is HealthState.FINE and self._place.once and observed.reserved and self._looked_since():
             self._become(HealthState.RETURNED, "Nova keeps it reserved after a use")
         if (
             self.gpu.state is HealthState.RETURNED
-            and not sight.server
+            and not observed.server
             and not self._place.once
             and self._heard_since(self.gpu.since)
         ):
             self._become(HealthState.FINE, "its host has looked since, and nothing is known against it")
 
-    def _given_on(self, sight: GpuObservation) -> None:
+    def _given_on(self, observed: GpuObservation) -> None:
         """Note that a server got the GPU as another one left it. It is too late to keep it back: the server has it."""
         gpu = self.gpu
         was_used = gpu.state in (HealthState.RETURNED, HealthState.SCRUBBING) or (
             gpu.state is HealthState.IN_USE
             and gpu.cause.startswith(SERVER)
-            and gpu.cause != f"{SERVER}{sight.server} has it"
+            and gpu.cause != f"{SERVER}{observed.server} has it"
         )
         verdict = self._verdict(UNSCRUBBED)
-        if not self._place.once or sight.is_moved or not was_used or verdict.judgement is None:
+        if not self._place.once or observed.is_moved or not was_used or verdict.judgement is None:
             return
         self._events.append(
             HealthEvent(
                 gpu.host, gpu.address, gpu.card, self._around.now, gpu.state, gpu.state,
-                verdict.cause, UNSCRUBBED, f"server {sight.server}; before: {gpu.cause}",
+                verdict.cause, UNSCRUBBED, f"server {observed.server}; before: {gpu.cause}",
                 source=Source.NOVA,
             )
         )  # fmt: skip
 
-    def _needs_scrub(self, sight: GpuObservation) -> bool:
+    def _needs_scrub(self, observed: GpuObservation) -> bool:
         """Return whether a GPU that is to be accepted is as its last tenant left it. One with a generation came back
         clean, and is about to become a hold of the ledger's."""
         return (
             self._place.once
-            and sight.reserved
-            and not sight.server
+            and observed.reserved
+            and not observed.server
             and self.gpu.generation is None
             and self.gpu.name not in self._around.lent
             and self._looked_since()
@@ -375,17 +375,17 @@ class _Work:
         """What a guest said to be wrong with a GPU that its server has no more: time alone does not mend that. It is
         accepted where the site has acceptance, scrubbed where Nova keeps it reserved, else quarantined. While nobody
         knows who gets it, it waits."""
-        sight = self._sight
-        if sight is None or sight.is_moved:
+        observed = self._sight
+        if observed is None or observed.is_moved:
             self._waits = True
-        elif sight.server == observation.by:
+        elif observed.server == observation.by:
             self._note(observation, f"{cause}, and has it again")
-        elif self._rules.acceptance is not None and self.gpu.state is HealthState.SUSPECT and not sight.server:
+        elif self._rules.acceptance is not None and self.gpu.state is HealthState.SUSPECT and not observed.server:
             if self._may_keep_back(observation):
                 self._become(HealthState.TO_ACCEPT, cause, observation)
         elif self.gpu.state is HealthState.TO_ACCEPT:
             self._note(observation)
-        elif self._place.once and sight.reserved and not sight.server:
+        elif self._place.once and observed.reserved and not observed.server:
             self._note(observation, f"{cause}: its scrub says whether it is well")
         else:
             self._bad(observation, cause)
@@ -481,11 +481,11 @@ class _Work:
             return
         if self._is_watched(gpu.signal) and not self._heard_since(gpu.since):
             return  # nothing was seen because nobody has looked
-        sight = self._sight
-        if sight is None:
+        observed = self._sight
+        if observed is None:
             return
         to = HealthState.FINE
-        if self._place.once and sight.reserved and not sight.server:
+        if self._place.once and observed.reserved and not observed.server:
             to = HealthState.RETURNED
         self._become(to, "nothing more was seen for as long as it was to wait")
 

@@ -112,11 +112,11 @@ def run(options: WatchOptions) -> int:
         return 0
     if not options.url or not options.token_file:
         raise UsageError("say where to and by which right: --url URL --token-file FILE")
-    door = PortalReportClient(options.url, options.token_file, options.ca_file)
+    client = PortalReportClient(options.url, options.token_file, options.ca_file)
     if options.once:
-        _send(door, watcher)
+        _send(client, watcher)
         return 0
-    keep_watching(lambda: _send(door, watcher), options.every)
+    keep_watching(lambda: _send(client, watcher), options.every)
     return 0
 
 
@@ -150,9 +150,9 @@ def keep_watching(
         sleep(max(every - (clock() - began), SHORTEST / 2))
 
 
-def _send(door: PortalReportClient, watcher: Watcher) -> None:
+def _send(client: PortalReportClient, watcher: Watcher) -> None:
     report = watcher.look(_number(), _now())
-    door.post(f"/v1/hosts/{quote(report.host, safe='')}/looks", report.as_dict())
+    client.post(f"/v1/hosts/{quote(report.host, safe='')}/looks", report.as_dict())
     watcher.arrived()
 
 

@@ -35,5 +35,5 @@ def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
 def make_client(instance: Any) -> Client:
     """`instance` is the client manager of `openstack`: session, region, interface."""
     url = instance._cli_options.get_endpoint(SERVICE_TYPE) or ""
-    door = door_of(instance.session, url, region=instance.region_name, interface=instance.interface or "public")
-    return Client(door)
+    session = door_of(instance.session, url, region=instance.region_name, interface=instance.interface or "public")
+    return Client(session)

@@ -78,11 +78,11 @@ class Opening(NamedTuple):
 class PoolOpenings:
     """The free times of a pool in the course of one plan."""
 
-    def __init__(self, room: PoolCapacity, now: int) -> None:
+    def __init__(self, capacity: PoolCapacity, now: int) -> None:
         self.now = now
-        self.blocked = room.blocked
+        self.blocked = capacity.blocked
         hosts: dict[str, list[_Lane]] = {}
-        for lane in room.lanes:
+        for lane in capacity.lanes:
             gaps = [(max(seconds(start), now), seconds(end)) for start, end in lane.free]
             hosts.setdefault(lane.host, []).append(_Lane(lane.size, [gap for gap in gaps if gap[0] < gap[1]]))
         for lanes in hosts.values():  # whatever the order in which they were told
@@ -93,7 +93,7 @@ class PoolOpenings:
         self._changes = 0
         self._firsts: dict[tuple[Shape, int], tuple[int, int | None]] = {}
         """Shape and length -> the first opening, and as of how many changes."""
-        self.lanes = len(room.lanes)
+        self.lanes = len(capacity.lanes)
         self.busy = sum(not lane.is_free(now, now + 1) for lanes in self._hosts for lane in lanes)
         """Lanes that were not free at the beginning of the plan."""
         self.given = 0

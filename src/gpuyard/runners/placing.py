@@ -68,7 +68,7 @@ class PlanCapacity:
     def __init__(self, view: RunnerView, now: int) -> None:
         self.now = now
         self._site = view.site
-        self._pools = {pool: PoolOpenings(room, now) for pool, room in view.rooms.items()}
+        self._pools = {pool: PoolOpenings(capacity, now) for pool, capacity in view.rooms.items()}
         self._crowded = view.crowded
         self._lanes_of_runners: dict[str, int] = defaultdict(int)
         self._ends: dict[str, list[tuple[int, int]]] = defaultdict(list)

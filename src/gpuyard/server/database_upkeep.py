@@ -163,10 +163,10 @@ def upgrade(url: str, say: Callable[[str], None]) -> None:
     """Bring the tables of all schema modules to this release, reporting each step. Raises StoreError."""
     with closing(open_tool(url)) as database:
         before = versions(database, ROOMS)
-        for room, was in zip(ROOMS, before, strict=True):
-            migrate(database.url, room)
+        for schema_module, was in zip(ROOMS, before, strict=True):
+            migrate(database.url, schema_module)
             if was.at != was.newest:
-                say(f"{room.name}: {was.at or 'nothing'} -> {was.newest}")
+                say(f"{schema_module.name}: {was.at or 'nothing'} -> {was.newest}")
     if not any(version.due for version in before):
         say("nothing to do: the tables are those of this release")
 

@@ -309,20 +309,22 @@ class SiteGateway(Strict):
         if self.wireguard is not None and self.ssh is not None:
             raise ValueError("'wireguard' and 'ssh' are two tunnels; keep one")
         taken: dict[PublicName, str] = {}
-        for name, door in self.doors.items():
-            if door.public.port == HTTP:
+        for name, endpoint in self.doors.items():
+            if endpoint.public.port == HTTP:
                 raise ValueError(f"{name}: port {HTTP} leads to https; take another one")
-            if (first := taken.setdefault(door.public, name)) != name:
+            if (first := taken.setdefault(endpoint.public, name)) != name:
                 raise ValueError(
-                    f"{first} and {name} are both at {door.public.authority}; give each its own name or port"
+                    f"{first} and {name} are both at {endpoint.public.authority}; give each its own name or port"
                 )
-            if self.ssh is None and ipaddress.ip_address(door.behind.address).is_loopback:
+            if self.ssh is None and ipaddress.ip_address(endpoint.behind.address).is_loopback:
                 raise ValueError(
-                    f"{name}: {door.behind} would be the gateway itself; name an address that it reaches, or take "
+                    f"{name}: {endpoint.behind} would be the gateway itself; name an address that it reaches, or take "
                     "'ssh', for which it is a machine of the cloud"
                 )
-            if self.wireguard is not None and door.behind.address == self.wireguard.gateway.address:
-                raise ValueError(f"{name}: {door.behind} is the gateway's own end of the tunnel; name one in the cloud")
+            if self.wireguard is not None and endpoint.behind.address == self.wireguard.gateway.address:
+                raise ValueError(
+                    f"{name}: {endpoint.behind} is the gateway's own end of the tunnel; name one in the cloud"
+                )
         if self.wireguard is not None and self.wireguard.gateway.address == self.wireguard.cloud.address:
             raise ValueError("wireguard: both ends have the same address; give each its own")
         if self.wireguard is not None and self.wireguard.gateway.key == self.wireguard.cloud.key:
@@ -332,7 +334,7 @@ class SiteGateway(Strict):
     @property
     def doors(self) -> dict[str, PublicEndpoint]:
         """All endpoints by name, the portal first."""
-        doors: dict[str, PublicEndpoint] = {"portal": self.portal} if self.portal else {}
+        endpoints: dict[str, PublicEndpoint] = {"portal": self.portal} if self.portal else {}
         if self.dashboard is not None:
-            doors[DASHBOARD] = self.dashboard
-        return doors | {str(name): door for name, door in (*self.services.items(), *self.consoles.items())}
+            endpoints[DASHBOARD] = self.dashboard
+        return endpoints | {str(name): endpoint for name, endpoint in (*self.services.items(), *self.consoles.items())}

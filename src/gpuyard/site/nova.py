@@ -125,9 +125,9 @@ def _common(site: Site, encoded: Sequence[EncodedGpu]) -> Iterable[Option]:
 
 def _consoles(gateway: SiteGateway) -> Iterable[Option]:
     """Nova's proxies compare protocol and name with those that a browser says it is at."""
-    for name, door in gateway.consoles.items():
+    for name, endpoint in gateway.consoles.items():
         section, key, scheme, page = CONSOLE_URLS[name]
-        yield Option(section, key, f"{scheme}://{door.public.authority}{page}", CONSOLE_REASON)
+        yield Option(section, key, f"{scheme}://{endpoint.public.authority}{page}", CONSOLE_REASON)
     if "serial" in gateway.consoles and gateway.dashboard is not None:
         reason = "pages of Horizon open serial consoles themselves"
         yield Option("console", "allowed_origins", gateway.dashboard.public.name, reason)

@@ -586,8 +586,8 @@ def test_what_is_no_address(text: str) -> None:
 class Broken(PortalSession):
     """A way on which answers to changes get lost."""
 
-    def __init__(self, door: PortalSession, lose: int) -> None:
-        self.url, self._door, self.lose = door.url, door, lose
+    def __init__(self, session: PortalSession, lose: int) -> None:
+        self.url, self._door, self.lose = session.url, session, lose
         self.keys: list[str] = []
 
     def request(self, method: str, path: str, **more: Any) -> Reply:

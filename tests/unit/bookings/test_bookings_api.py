@@ -560,11 +560,11 @@ def test_when_the_database_is_away_it_says_so(
 def test_the_owner_of_an_overdue_server_sees_what_becomes_of_it(
     portal: BookingPortal, ada: TestClient, bob: TestClient, root: TestClient
 ) -> None:
-    case = Overstay("s1", "training", "t4", ADA.user_id, ADA.project_id, PAST_THE_END, ReclaimAction.SHELVE, NOON)
+    overstay = Overstay("s1", "training", "t4", ADA.user_id, ADA.project_id, PAST_THE_END, ReclaimAction.SHELVE, NOON)
     store = Store(portal.ledger.database)
-    store.put_case(case)
+    store.put_case(overstay)
     assert ada.get("/v1/cases").json() == {"cases": []}  # not warned yet
-    store.put_case(replace(case, warned=NOON, due=NOON + HOUR, dry_run=False))
+    store.put_case(replace(overstay, warned=NOON, due=NOON + HOUR, dry_run=False))
     (row,) = ada.get("/v1/cases").json()["cases"]
     assert row == {
         "server_id": "s1",
@@ -580,7 +580,7 @@ def test_the_owner_of_an_overdue_server_sees_what_becomes_of_it(
     assert row["text"].startswith("2026-11-23 13:00 UTC: this server is shelved")
     assert bob.get("/v1/cases").json() == {"cases": []}
     assert root.get("/v1/cases").json() == {"cases": [{**row, "mine": False}]}
-    store.put_case(replace(case, warned=NOON, due=NOON + HOUR, cleared=NOON))
+    store.put_case(replace(overstay, warned=NOON, due=NOON + HOUR, cleared=NOON))
     assert ada.get("/v1/cases").json() == {"cases": []}
 
 

@@ -56,11 +56,11 @@ def test_why_a_server_must_go() -> None:
 def walk(rules: Rules, dry_run: bool = False) -> list[tuple[Do, Overstay]]:
     """A server that nobody does anything about, looked at every ten minutes for three hours."""
     scene = view([], rules=rules, holders=(eve(),))
-    cases: list[Overstay] = []
+    overstays: list[Overstay] = []
     actions: list[tuple[Do, Overstay]] = []
     for number in range(18):
-        for step in plan_cases(scene, {"s1": MUST_BOOK}, cases, dry_run, START + number * 10 * MINUTE):
-            cases = [step.case] if step.case.cleared is None else []
+        for step in plan_cases(scene, {"s1": MUST_BOOK}, overstays, dry_run, START + number * 10 * MINUTE):
+            overstays = [step.case] if step.case.cleared is None else []
             actions.append((step.do, step.case))
     return actions
 
@@ -69,7 +69,7 @@ def test_it_is_warned_and_after_its_time_acted_on_until_nova_has_done_it() -> No
     steps = walk(Rules(grace=HOUR))
     assert [do for do, _ in steps[:3]] == [Do.OPEN, Do.WARN, Do.ACT]
     assert {do for do, _ in steps[3:]} == {Do.ACT}, "Nova did nothing, so it is told again"
-    opened, warned, acted = (case for _, case in steps[:3])
+    opened, warned, acted = (overstay for _, overstay in steps[:3])
     assert (opened.warned, opened.done) == (None, None)
     assert warned.due == START + 10 * MINUTE + HOUR
     assert asked(acted)
@@ -146,7 +146,7 @@ def test_nobody_is_acted_on_before_the_grace_is_over(
 ) -> None:
     """Whatever comes and goes: between a warning and what follows lies the whole grace, without a break."""
     rules = Rules(grace=HOUR, reclaim=action)
-    cases: list[Overstay] = []
+    overstays: list[Overstay] = []
     now = START
     warned_at = None
     for minutes, what in looks:
@@ -154,8 +154,8 @@ def test_nobody_is_acted_on_before_the_grace_is_over(
         scene = view([], rules=rules, holders=() if what == "gone" else (eve(),))
         why = {"s1": MUST_BOOK} if what == "there" else {}
         warned_at = None if what != "there" else warned_at
-        for step in plan_cases(scene, why, cases, dry_run, now):
-            cases = [] if step.case.cleared else [step.case]
+        for step in plan_cases(scene, why, overstays, dry_run, now):
+            overstays = [] if step.case.cleared else [step.case]
             if step.do is Do.WARN:
                 warned_at = now
             if step.do is Do.ACT:

@@ -104,8 +104,8 @@ def test_steps_are_shown_with_their_sign_and_nothing_that_steers_a_terminal() ->
 
 def test_what_is_in_the_way_of_several_steps_is_told_once() -> None:
     world, reason = FakeWorld(site()), "there is no program kolla-ansible; install it"
-    sight = replace(world.look(DeploymentState(), frozenset(Part)), kolla=KollaState(problem=reason))
-    tasks = plan_deployment(world.site, sight, NOTHING_YET)
+    state = replace(world.look(DeploymentState(), frozenset(Part)), kolla=KollaState(problem=reason))
+    tasks = plan_deployment(world.site, state, NOTHING_YET)
     blocked = [task.title for task in tasks if task.standing is TaskStanding.BLOCKED and reason in task.verdict.says]
     assert len(blocked) > 2
     lines = list(_lines(tasks))

@@ -67,11 +67,11 @@ def answered(root: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dic
 def test_look_has_everything_that_a_deployment_asks(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = answered(root, capsys, "look", "--keep", "02:00.0")
     assert answer["exit"] == 0
-    sight, inventory = parse_look(answer)
-    assert (sight.boot_id, sight.name, sight.restart, sight.here) == ("boot-1", "gpu1", True, False)
-    assert "lo" in {interface.name for interface in sight.interfaces}
-    assert f"+ create file /{LIST_FILE}" in sight.changes
-    assert (sight.pending, sight.given, sight.faults) == ((), (), ())
+    state, inventory = parse_look(answer)
+    assert (state.boot_id, state.name, state.restart, state.here) == ("boot-1", "gpu1", True, False)
+    assert "lo" in {interface.name for interface in state.interfaces}
+    assert f"+ create file /{LIST_FILE}" in state.changes
+    assert (state.pending, state.given, state.faults) == ((), (), ())
     assert "0000:01:00.0" in [gpu.address for gpu in inventory.gpus]
 
 

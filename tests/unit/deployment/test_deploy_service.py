@@ -95,10 +95,10 @@ def with_portal(**changes: Any) -> Site:
 
 def test_a_bare_machine_gets_all_files_and_serves(machine: Make) -> None:
     made = machine()
-    sight = made.service.look()
+    state = made.service.look()
     names = [SITE, "etc/gpuyard/gpu1.json", "etc/gpuyard/gpu2.json", UNIT_FILE, CREDENTIALS, SETTINGS]
-    assert sight.changes == tuple(f"+ {made.root / name}" for name in names)
-    assert (sight.active, sight.waiting) == (False, None)
+    assert state.changes == tuple(f"+ {made.root / name}" for name in names)
+    assert (state.active, state.waiting) == (False, None)
     made.service.start()
     assert made.calls() == ["daemon-reload", "enable gpuyard", "restart gpuyard"]
     assert (made.root / SETTINGS).read_text() == "OS_CLOUD=kolla-admin-internal\n"

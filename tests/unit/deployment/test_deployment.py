@@ -235,10 +235,10 @@ def test_another_release_is_an_upgrade_and_no_deployment() -> None:
 def test_passwords_that_everybody_may_read_are_to_do() -> None:
     world = finished()
     deployment = Deployment(world.site, world, EVERYTHING, lambda: NOW)
-    sight = deployment.first_look()
-    assert sight.kolla is not None
-    sight = replace(sight, kolla=replace(sight.kolla, passwords_mode="0644"))
-    verdict = task(list(deployment.plan(sight, NOTHING_YET)), "passwords").verdict
+    state = deployment.first_look()
+    assert state.kolla is not None
+    state = replace(state, kolla=replace(state.kolla, passwords_mode="0644"))
+    verdict = task(list(deployment.plan(state, NOTHING_YET)), "passwords").verdict
     assert verdict.standing is TaskStanding.DUE
     assert verdict.says == ("their file has mode 0644: others than its owner and group will not read it",)
 
@@ -288,9 +288,9 @@ def test_what_was_carried_out_and_is_still_to_do_is_an_error_and_no_loop(tmp_pat
 
 def seen(world: FakeWorld, host: str, **changes: object) -> list[DeployTask]:
     deployment = Deployment(world.site, world, DeployRange(), lambda: NOW)
-    sight = deployment.first_look()
-    hosts = {**sight.hosts, host: replace(sight.hosts[host], **changes)}  # type: ignore[arg-type]
-    return list(deployment.plan(replace(sight, hosts=hosts), DeployJournal()))
+    state = deployment.first_look()
+    hosts = {**state.hosts, host: replace(state.hosts[host], **changes)}  # type: ignore[arg-type]
+    return list(deployment.plan(replace(state, hosts=hosts), DeployJournal()))
 
 
 @pytest.mark.parametrize(

@@ -45,48 +45,53 @@ def lab() -> LoadedSite:
     return load_site(plain_site())
 
 
-def told(room: CloudResources, asker: Asker | None = None) -> dict[str, Bootable]:
-    return {bootable.flavor.name: bootable for bootable in Reckoning(room, free_of(room)).all_of(asker)}
+def told(resources: CloudResources, asker: Asker | None = None) -> dict[str, Bootable]:
+    return {bootable.flavor.name: bootable for bootable in Reckoning(resources, free_of(resources)).all_of(asker)}
 
 
-def fill(room: CloudResources, rng: random.Random, times: int) -> CloudResources:
+def fill(resources: CloudResources, rng: random.Random, times: int) -> CloudResources:
     """Servers of flavors by chance on hosts by chance."""
     for _ in range(times):
-        flavor, host = rng.choice(room.flavors), rng.choice(room.hosts).node.name
-        room = taken(room, host, request_of(flavor, room.aliases), rng) or room
-    return room
+        flavor, host = rng.choice(resources.flavors), rng.choice(resources.hosts).node.name
+        resources = taken(resources, host, request_of(flavor, resources.aliases), rng) or resources
+    return resources
 
 
 def test_a_remedy_names_the_limits_of_the_project_that_asks(epyc: LoadedSite) -> None:
     """One reckoning answers several projects, whose limits the site file gives them each."""
     name = "class:CUSTOM_GPU_V100_COUNT"
-    room = replace(room_of(epyc), site_limits={"": {}, "physics": {name: 8}, "art": {name: 0}})
+    resources = replace(room_of(epyc), site_limits={"": {}, "physics": {name: 8}, "art": {name: 0}})
     physics, art = (Asker(f"p-{of}", of, (Limit(name, 0, 0, True),)) for of in ("physics", "art"))
-    asked_before = Reckoning(room, free_of(room))
-    asked_before.of(room.flavors[0], physics)
-    assert asked_before.of(room.flavors[0], art) == Reckoning(room, free_of(room)).of(room.flavors[0], art)
+    asked_before = Reckoning(resources, free_of(resources))
+    asked_before.of(resources.flavors[0], physics)
+    assert asked_before.of(resources.flavors[0], art) == Reckoning(resources, free_of(resources)).of(
+        resources.flavors[0], art
+    )
 
 
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(0, 25))
 def test_so_many_start_as_is_said_whatever_nova_chooses(lab: LoadedSite, seed: int, times: int) -> None:
     rng = random.Random(seed)
-    room = fill(room_of(lab), rng, times)
-    bootables = told(room)
+    resources = fill(room_of(lab), rng, times)
+    bootables = told(resources)
     name = rng.choice(sorted(bootables))
     started = 0
     while True:
-        bootable = told(room)[name]
+        bootable = told(resources)[name]
         assert bootable.now == (bootables[name].now or 0) - started
         if not bootable.now:
             break
-        after = taken(room, rng.choice(sorted(bootable.where)), request_of(bootable.flavor, room.aliases), rng)
+        after = taken(
+            resources, rng.choice(sorted(bootable.where)), request_of(bootable.flavor, resources.aliases), rng
+        )
         assert after is not None
-        room, started = after, started + 1
+        resources, started = after, started + 1
         if started == 6:
             return
     assert all(
-        taken(room, host.node.name, request_of(bootable.flavor, room.aliases), rng) is None for host in room.hosts
+        taken(resources, host.node.name, request_of(bootable.flavor, resources.aliases), rng) is None
+        for host in resources.hosts
     )
 
 

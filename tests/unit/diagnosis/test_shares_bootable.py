@@ -39,11 +39,11 @@ def loaded(tmp_path: Path) -> LoadedSite:
 
 def seen(loaded: LoadedSite, used: dict[str, int], asker: Asker | None = None) -> dict[str, Bootable]:
     """With so many of each pool at servers: the first units, and as many less left at their device's provider."""
-    room = room_of(loaded)
+    resources = room_of(loaded)
     offered = [gpu for gpu in loaded.compiled.gpus if not gpu.blocked]
     count = Counter((gpu.host, gpu.provider, gpu.resource_class, gpu.pool) for gpu in offered)
     hosts = []
-    for host in room.hosts:
+    for host in resources.hosts:
         mine = [(key, number) for key, number in count.items() if key[0] == host.node.name]
         devices = tuple(
             FreeDevice(provider, {name: number - used[pool]}, frozenset())
@@ -56,7 +56,7 @@ def seen(loaded: LoadedSite, used: dict[str, int], asker: Asker | None = None) -
         left[gpu.pool] -= 1
         state = GpuState.CLAIMED if left[gpu.pool] >= 0 else GpuState.FREE
         statuses[gpu.provider_name] = GpuStatus(gpu, state)
-    reckoned: CloudResources = replace(room, hosts=tuple(hosts))
+    reckoned: CloudResources = replace(resources, hosts=tuple(hosts))
     return {bootable.flavor.name: bootable for bootable in Reckoning(reckoned, statuses).all_of(asker)}
 
 

@@ -105,12 +105,12 @@ def test_without_the_key_nothing_is_moved() -> None:
 
 def test_servers_that_cannot_go_in_time_are_a_failure_and_say_why() -> None:
     definition = campaign(1, drain="move", drained_within="2 h")
-    sight = seen(M.DRAINING, begun=NOW - 3 * HOUR, drain=replace(CLOSED, left=(WAITS,)))
-    row = planned(definition, {"gpu-1": sight}, BEGUN)["gpu-1"]
+    state = seen(M.DRAINING, begun=NOW - 3 * HOUR, drain=replace(CLOSED, left=(WAITS,)))
+    row = planned(definition, {"gpu-1": state}, BEGUN)["gpu-1"]
     assert (row.standing, row.reason) == (S.FAILED, f"not empty since 2026-12-01 05:00 UTC: {WAITS}")
-    gone = replace(sight, drain=CLOSED)
+    gone = replace(state, drain=CLOSED)
     assert planned(definition, {"gpu-1": gone}, BEGUN)["gpu-1"].act is A.EMPTIED
-    moving = replace(sight, drain=replace(CLOSED, next=GOES, move=CampaignWork.RUNNING))
+    moving = replace(state, drain=replace(CLOSED, next=GOES, move=CampaignWork.RUNNING))
     assert planned(definition, {"gpu-1": moving}, BEGUN)["gpu-1"].standing is S.MOVING
 
 
@@ -127,8 +127,8 @@ def test_one_server_moves_at_a_time_and_a_failure_stops_the_others() -> None:
     rows = planned(definition, {"gpu-2": goes, "gpu-3": moving}, back, *begun)
     assert [row.act for row in rows.values()][:3] == [None, None, None]
     bad = entry(A.DRAIN, "gpu-4", Happening.FAILED, "r2", "in ERROR")
-    sights = {"gpu-2": goes, "gpu-3": moving, "gpu-4": goes}
-    rows = planned(definition, sights, back, *begun, bad)
+    states = {"gpu-2": goes, "gpu-3": moving, "gpu-4": goes}
+    rows = planned(definition, states, back, *begun, bad)
     assert not [row for row in rows.values() if row.act]
     assert rows["gpu-2"].reason == "it is not emptied further: stopped after gpu-4 failed"
     assert not CampaignPlan(tuple(rows.values()), "stopped").over, "the server on its way is waited for"
@@ -150,13 +150,13 @@ class Emptied(Model):
     run: str = ""
 
     def look(self, journal: DeployJournal) -> dict[str, CampaignHostState]:
-        return {host: self.more(host, sight, journal) for host, sight in super().look(journal).items()}
+        return {host: self.more(host, state, journal) for host, state in super().look(journal).items()}
 
-    def more(self, host: str, sight: CampaignHostState, journal: DeployJournal) -> CampaignHostState:
+    def more(self, host: str, state: CampaignHostState, journal: DeployJournal) -> CampaignHostState:
         if self.state.get(host) in (M.CHECKING, M.BACK):
-            return replace(sight, closed=host in self.closed)
+            return replace(state, closed=host in self.closed)
         if self.state.get(host) not in (M.DRAINING, M.IN_WORK) or is_emptied(journal, host):
-            return sight
+            return state
         move = CampaignWork.NONE
         if self.mine == host:
             move = CampaignWork.RUNNING if self.end is None else CampaignWork.ENDED
@@ -164,7 +164,7 @@ class Emptied(Model):
         drain = CampaignDrain(
             host in self.closed, GOES * (has and not stuck), (WAITS,) * (has and stuck), "", move, self.end or ""
         )
-        return replace(sight, drain=drain)
+        return replace(state, drain=drain)
 
     def failed(self) -> bool:
         return any(entry.run == self.run and entry.happening is Happening.FAILED for entry in self.entries)

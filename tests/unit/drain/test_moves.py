@@ -67,25 +67,28 @@ def guest(loaded: LoadedSite, flavor: str, number: int = 1, **more: Any) -> Gues
 
 def lone(loaded: LoadedSite) -> CloudResources:
     """As if the hosts had no GPUs but those alone in their groups: all of a model are as good as each other."""
-    room = room_of(loaded)
-    alone = {gpu.provider_name for gpu in room.gpus if gpu.role is GpuRole.LONE}
-    hosts = (replace(h, devices=tuple(device for device in h.devices if device.provider in alone)) for h in room.hosts)
-    return replace(room, hosts=tuple(hosts), gpus=tuple(gpu for gpu in room.gpus if gpu.role is GpuRole.LONE))
+    resources = room_of(loaded)
+    alone = {gpu.provider_name for gpu in resources.gpus if gpu.role is GpuRole.LONE}
+    hosts = (
+        replace(h, devices=tuple(device for device in h.devices if device.provider in alone)) for h in resources.hosts
+    )
+    return replace(resources, hosts=tuple(hosts), gpus=tuple(gpu for gpu in resources.gpus if gpu.role is GpuRole.LONE))
 
 
-def without(room: CloudResources, *gpus: str) -> CloudResources:
+def without(resources: CloudResources, *gpus: str) -> CloudResources:
     """Others have these."""
     hosts = (
-        replace(h, devices=tuple(device for device in h.devices if device.provider not in gpus)) for h in room.hosts
+        replace(h, devices=tuple(device for device in h.devices if device.provider not in gpus))
+        for h in resources.hosts
     )
-    return replace(room, hosts=tuple(hosts))
+    return replace(resources, hosts=tuple(hosts))
 
 
 def facts(loaded: LoadedSite, *servers: GuestServer, **more: Any) -> MovesFacts:
-    room = more.pop("room", None) or lone(loaded)
+    resources = more.pop("room", None) or lone(loaded)
     up = HostService(SOURCE, True, True)
     not_live = {server.id: "no variant driver" for server in servers}
-    moves_facts = MovesFacts(NOON, SOURCE, up, servers, (), room, free_of(room), (), not_live)
+    moves_facts = MovesFacts(NOON, SOURCE, up, servers, (), resources, free_of(resources), (), not_live)
     return replace(moves_facts, **more)
 
 
@@ -110,25 +113,25 @@ def test_no_gpu_is_promised_twice_and_none_that_is_kept(
     three: LoadedSite, seed: int, purpose: Purpose, shelve: bool
 ) -> None:
     chance = random.Random(seed)
-    room = room_of(three)
+    resources = room_of(three)
     for _ in range(chance.randrange(8)):
-        flavor, host = chance.choice(room.flavors), chance.choice(room.hosts).node.name
-        room = taken(room, host, request_of(flavor, room.aliases), chance) or room
+        flavor, host = chance.choice(resources.flavors), chance.choice(resources.hosts).node.name
+        resources = taken(resources, host, request_of(flavor, resources.aliases), chance) or resources
     others = gpus_of(three, "mid", "right")
     times = tuple(
         kept(chance.sample(others, chance.randrange(1, 4)), HOUR * chance.randrange(-5, 60), id=f"b-{n}")
         for n in range(chance.randrange(5))
     )
-    names = [flavor.name for flavor in room.flavors]
+    names = [flavor.name for flavor in resources.flavors]
     statuses = ["ACTIVE", "ACTIVE", "SHUTOFF", "ERROR", "PAUSED", "SHELVED", "RESCUE", "VERIFY_RESIZE", "BUILD"]
     servers = tuple(
         guest(three, chance.choice(names), n, status=chance.choice(statuses)) for n in range(chance.randrange(1, 9))
     )
     rules = MoveRules(purpose, shelve)
-    plan = plan_moves(facts(three, *servers, room=room, kept=times), rules)
+    plan = plan_moves(facts(three, *servers, room=resources, kept=times), rules)
     assert {verdict.server.id for verdict in plan.verdicts} == {server.id for server in servers}
     assert all(verdict.reason for verdict in plan.verdicts)
-    free = {device.provider for host in room.hosts for device in host.devices}
+    free = {device.provider for host in resources.hosts for device in host.devices}
     soon = {gpu for time in times for gpu in time.gpus if time.start < NOON + rules.ahead and time.end > NOON}
     promised = Counter(gpu for verdict in plan.verdicts for gpu in verdict.gpus)
     assert all(number == 1 for number in promised.values())
@@ -140,15 +143,18 @@ def test_no_gpu_is_promised_twice_and_none_that_is_kept(
         )
         assert (verdict.way in ACTS) == (verdict in plan.acts)
         if verdict.target and verdict.way is not MoveWay.CONFIRM:
-            assert len(verdict.gpus) == len(request_of(verdict.server.flavor, room.aliases).devices)
+            assert len(verdict.gpus) == len(request_of(verdict.server.flavor, resources.aliases).devices)
     # What is promised together fits together.
     for verdict in plan.verdicts:
         if verdict.target and verdict.way is not MoveWay.CONFIRM:
             room_after = taken(
-                room, verdict.target, replace(request_of(verdict.server.flavor, room.aliases), devices=()), chance
+                resources,
+                verdict.target,
+                replace(request_of(verdict.server.flavor, resources.aliases), devices=()),
+                chance,
             )
             assert room_after is not None
-            room = room_after
+            resources = room_after
 
 
 def test_a_server_goes_where_nobody_has_booked(three: LoadedSite) -> None:

@@ -37,10 +37,10 @@ def says(portal: AgentPortal, server: str, number: int, *rows: list[int | None] 
     portal.service.take(judged)
 
 
-def planned(portal: AgentPortal, sight: GpuObservation) -> GpuHealth:
+def planned(portal: AgentPortal, observed: GpuObservation) -> GpuHealth:
     """What has become of PLACE when its host has looked just now, and the cloud was seen to be so."""
     store, now = portal.service.store, portal.clock()
-    around = Circumstances(now, {PLACE.name: sight}, heard={PLACE.host: now})
+    around = Circumstances(now, {PLACE.name: observed}, heard={PLACE.host: now})
     plan = plan_health([PLACE], store.gpus(), store.open_observations(), portal.health.rules, around)
     for change in plan.changes:
         store.put(change.gpu, *change.events, settles=change.settles)
@@ -110,8 +110,8 @@ def test_an_alarm_that_stands_is_repeated_until_a_report_ends_it_or_it_goes_with
     portal.token("s2")
     other = AgentController(portal.restarted(), portal.cloud, PORTAL, portal.clock)
 
-    def repeated(controller: AgentController, sight: GpuObservation = HAS_IT) -> set[tuple[str, str]]:
-        planned(portal, sight)
+    def repeated(controller: AgentController, observed: GpuObservation = HAS_IT) -> set[tuple[str, str]]:
+        planned(portal, observed)
         portal.clock.forward(minutes=5)
         controller.run()
         return alarms(portal)
@@ -141,12 +141,12 @@ def loses(portal: AgentPortal) -> None:
     del portal.cloud.has["s2"]
 
 
-def becomes(portal: AgentPortal, sight: GpuObservation, minutes: int = 60) -> list[HealthState]:
+def becomes(portal: AgentPortal, observed: GpuObservation, minutes: int = 60) -> list[HealthState]:
     """The states that PLACE is in, one after the other, when the loops go on for so long."""
     states = [HealthState.SUSPECT]
     for _ in range(minutes):
         portal.controller.run()
-        state = planned(portal, sight).state
+        state = planned(portal, observed).state
         states += [state] if state is not states[-1] else []
         portal.clock.forward(minutes=1)
     return states

@@ -151,8 +151,8 @@ def test_a_host_in_a_silent_cell_is_not_empty(back: bool) -> None:
 
 
 def test_a_nova_compute_of_which_nothing_is_known_is_neither_closed_nor_opened() -> None:
-    door = ComputeService(DownCell(), HOST)  # type: ignore[arg-type]
-    for act in (door.look, door.close_for_maintenance, door.open_after_maintenance):
+    service = ComputeService(DownCell(), HOST)  # type: ignore[arg-type]
+    for act in (service.look, service.close_for_maintenance, service.open_after_maintenance):
         with pytest.raises(SilentCellError, match=f"the cell of Nova that {HOST} is in does not answer"):
             act()
     assert ComputeService(DownCell(), OTHER).look().up  # type: ignore[arg-type]
@@ -185,9 +185,9 @@ def test_no_lane_gets_worse_or_better_by_a_silent_cell(loaded: LoadedSite, seen:
 
 def test_the_use_of_a_gpu_does_not_end_by_a_silent_cell(loaded: LoadedSite, seen: Snapshot) -> None:
     places = site_places(loaded.compiled)
-    sight = CloudObservation(seen, frozenset(), words={})
-    assert sights(places, sight) == {}
-    answers = sights(places, replace(sight, snapshot=replace(seen, services={})))
+    observation = CloudObservation(seen, frozenset(), words={})
+    assert sights(places, observation) == {}
+    answers = sights(places, replace(observation, snapshot=replace(seen, services={})))
     assert answers[places[0].name] == GpuObservation(HOLDER, False, True)
 
 

@@ -27,7 +27,7 @@ def room(*lanes: Gaps, pool: str = "v100", blocked: str = "", host: str = "h1") 
 
 
 def view(
-    *things: Job | Runner, rooms: dict[str, PoolCapacity] | None = None, site: Any = None, **more: Any
+    *things: Job | Runner, capacities: dict[str, PoolCapacity] | None = None, site: Any = None, **more: Any
 ) -> RunnerView:
     """Each runner has a lease that suits it."""
     runners = [thing for thing in things if isinstance(thing, Runner)]
@@ -36,7 +36,9 @@ def view(
         for runner in runners
     }
     jobs = [thing for thing in things if isinstance(thing, Job)]
-    return RunnerView(site or site_runners(), jobs, runners, leases, room(FREE) if rooms is None else rooms, **more)
+    return RunnerView(
+        site or site_runners(), jobs, runners, leases, room(FREE) if capacities is None else capacities, **more
+    )
 
 
 def made(runner_plan: RunnerPlan) -> list[str]:
@@ -78,7 +80,7 @@ def test_a_completed_job_that_is_told_again_takes_nothing_away() -> None:
 
 
 def test_a_job_that_is_told_twice_gets_one_runner() -> None:
-    assert made(plan(view(job(1), job(1), rooms=room(FREE, FREE)), LATER)) == ["1"]
+    assert made(plan(view(job(1), job(1), capacities=room(FREE, FREE)), LATER)) == ["1"]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def cuda(assigned: int, turned_down: int = 0, waiting: int = 0) -> dict[str, Any
 def test_jobs_that_github_assigned_and_never_told_of_get_runners() -> None:
     """A message was lost; the statistics are the truth. Known jobs are not counted twice."""
     known_job = job(1, labels=("cuda",), scale_set="cuda")
-    runner_view = view(known_job, rooms=room(FREE, FREE, FREE, FREE), **cuda(3))
+    runner_view = view(known_job, capacities=room(FREE, FREE, FREE, FREE), **cuda(3))
     first = plan(runner_view, LATER)
     assert made(first) == ["1"]
     second = plan(replace(runner_view, since=first.since), LATER + UNTOLD)
@@ -197,25 +199,25 @@ def test_jobs_that_github_assigned_and_never_told_of_get_runners() -> None:
 
 def test_jobs_that_we_turned_down_get_no_runners_and_take_no_room() -> None:
     """GitHub goes on counting them as the set's."""
-    runner_view = view(rooms=room(FREE, FREE, FREE), since={"set cuda": NOON}, **cuda(3, turned_down=2))
+    runner_view = view(capacities=room(FREE, FREE, FREE), since={"set cuda": NOON}, **cuda(3, turned_down=2))
     runner_plan = plan(runner_view, NOON + UNTOLD)
     assert (made(runner_plan), runner_plan.capacity) == ([""], {"cuda": 3 + 2})
-    none = view(rooms=room(FREE, FREE, FREE), since={"set cuda": NOON}, **cuda(2, turned_down=2))
+    none = view(capacities=room(FREE, FREE, FREE), since={"set cuda": NOON}, **cuda(2, turned_down=2))
     assert made(plan(none, NOON + UNTOLD)) == []
 
 
 def test_a_runner_that_stays_idle_disproves_the_statistics() -> None:
     idle = runner("r1", scale_set="cuda", labels=("cuda",), repository="", online=NOON)
-    runner_plan = plan(view(idle, rooms=room(FREE), **cuda(2), since={"set cuda": NOON}), NOON + 6 * MINUTE)
+    runner_plan = plan(view(idle, capacities=room(FREE), **cuda(2), since={"set cuda": NOON}), NOON + 6 * MINUTE)
     assert (made(runner_plan), list(runner_plan.since)) == ([], ["r1"])
 
 
 def test_capacity_is_what_is_there_and_what_could_be_made() -> None:
     idle = runner("r1", scale_set="cuda", labels=("cuda",), repository="")
     rooms = room(FREE, FREE, ((NOON, NOON + HOUR),))
-    assert plan(view(idle, rooms=rooms, **cuda(0)), NOON).capacity == {"cuda": 3}
+    assert plan(view(idle, capacities=rooms, **cuda(0)), NOON).capacity == {"cuda": 3}
     limited = site_runners(most=2)
-    assert plan(view(idle, rooms=rooms, site=limited, **cuda(0)), NOON).capacity == {"cuda": 2}
+    assert plan(view(idle, capacities=rooms, site=limited, **cuda(0)), NOON).capacity == {"cuda": 2}
 
 
 def test_what_the_guide_says_of_most() -> None:
@@ -224,19 +226,19 @@ def test_what_the_guide_says_of_most() -> None:
     rooms = room(*[FREE] * 9)
     pattern = site_runners(repositories={"acme/*": {"most": 1}})
     jobs = [job(f"{name}{number}", f"acme/{name}") for name in "ab" for number in (1, 2)]
-    assert sorted(made(plan(view(*jobs, rooms=rooms, site=pattern), LATER))) == ["a1", "b1"]
+    assert sorted(made(plan(view(*jobs, capacities=rooms, site=pattern), LATER))) == ["a1", "b1"]
     wide = {"cuda": {"flavors": ["f"], "images": ["i"], "most": 5}}
     narrow = site_runners(most=2, sets=wide, repositories={"acme/*": {"most": 4}})
     of_set = [job(number, scale_set="cuda") for number in range(4)]
-    assert len(made(plan(view(*of_set, rooms=rooms, site=narrow), LATER))) == 2
+    assert len(made(plan(view(*of_set, capacities=rooms, site=narrow), LATER))) == 2
 
 
 def test_a_job_that_a_booking_may_end_starts_no_sooner() -> None:
     soon = room(((NOON, NOON + HOUR),))
     for preemptible in (False, True):
         queued = job(1, spec=wanted(preemptible=preemptible))
-        assert made(plan(view(queued, rooms=soon), NOON)) == []
-        assert made(plan(view(queued, rooms=room(((NOON, NOON + 2 * HOUR),))), NOON)) == ["1"]
+        assert made(plan(view(queued, capacities=soon), NOON)) == []
+        assert made(plan(view(queued, capacities=room(((NOON, NOON + 2 * HOUR),))), NOON)) == ["1"]
 
 
 def test_a_job_that_waits_at_github_has_its_turn_like_others() -> None:
@@ -267,7 +269,7 @@ def test_a_job_that_waits_at_github_counts_as_the_repositorys_that_had_the_last(
 def test_of_two_sets_the_one_with_priority_is_assigned_its_job_first() -> None:
     low = SetDemand("low", "acme", wanted(kind="low"), waiting=5)
     high = SetDemand("high", "acme", wanted(kind="high", priority=9), waiting=1)
-    runner_plan = plan(view(sets=[low, high], rooms=room(FREE, FREE)), LATER)
+    runner_plan = plan(view(sets=[low, high], capacities=room(FREE, FREE)), LATER)
     assert runner_plan.capacity == {"low": 1, "high": 1}
     runner_plan = plan(view(sets=[low, high]), LATER)
     assert runner_plan.capacity == {"low": 0, "high": 1}
@@ -295,9 +297,10 @@ def test_a_number_of_waiting_jobs_that_is_wrong_keeps_nobody_waiting_for_long() 
 
 def test_a_job_fits_before_a_booking_to_the_second() -> None:
     """Boot 15 min, connecting 10, the job 60, teardown 10."""
-    assert made(plan(view(job(1), rooms=room(((NOON, NOON + 95 * MINUTE),))), NOON)) == ["1"]
+    assert made(plan(view(job(1), capacities=room(((NOON, NOON + 95 * MINUTE),))), NOON)) == ["1"]
     late = plan(
-        view(job(1), rooms=room(((NOON, NOON + 95 * MINUTE - timedelta(seconds=1)), (LATER + 5 * HOUR, FOREVER)))), NOON
+        view(job(1), capacities=room(((NOON, NOON + 95 * MINUTE - timedelta(seconds=1)), (LATER + 5 * HOUR, FOREVER)))),
+        NOON,
     )
     assert made(late) == []
     assert late.queue[0].start == LATER + 5 * HOUR
@@ -309,9 +312,9 @@ def test_a_shorter_job_goes_first_only_where_it_delays_nobody() -> None:
     pair = wanted(ServerChoice("v100", "v100.2", "ubuntu", 2))
     rooms = room(FREE, ((NOON + 2 * HOUR, FOREVER),))
     first = job(1, queued=NOON - HOUR, spec=pair)
-    assert made(plan(view(first, job(2), rooms=rooms), NOON)) == ["2"]
+    assert made(plan(view(first, job(2), capacities=rooms), NOON)) == ["2"]
     long = job(3, spec=wanted(longest=3 * HOUR))
-    runner_plan = plan(view(first, long, rooms=rooms), NOON)
+    runner_plan = plan(view(first, long, capacities=rooms), NOON)
     assert made(runner_plan) == []
     assert (runner_plan.queue[0].position, runner_plan.queue[0].start) == (1, NOON + 2 * HOUR)
 
@@ -320,14 +323,14 @@ def test_the_first_choice_with_room_is_taken_and_else_the_one_that_is_free_first
     a100 = ServerChoice("a100", "a100.1", "ubuntu")
     queued = job(1, spec=wanted(V100, a100))
     full, soon = ((NOON + 4 * HOUR, FOREVER),), ((NOON + HOUR, FOREVER),)
-    runner_plan = plan(view(queued, rooms=room(full) | room(FREE, pool="a100")), NOON)
+    runner_plan = plan(view(queued, capacities=room(full) | room(FREE, pool="a100")), NOON)
     assert [step.choice for step in runner_plan.steps if isinstance(step, CreateRunner)] == [a100]
-    waits = plan(view(queued, rooms=room(full) | room(soon, pool="a100")), NOON).queue[0]
+    waits = plan(view(queued, capacities=room(full) | room(soon, pool="a100")), NOON).queue[0]
     assert (waits.pool, waits.position, waits.start) == ("a100", 1, NOON + HOUR)
 
 
 def test_a_window_of_an_exclusive_booking_keeps_new_servers_away() -> None:
-    runner_plan = plan(view(job(1), rooms=room(FREE, blocked="ada's booking opens its GPUs until 12:05")), NOON)
+    runner_plan = plan(view(job(1), capacities=room(FREE, blocked="ada's booking opens its GPUs until 12:05")), NOON)
     assert reasons(runner_plan) == {
         "1": "no server can be started in pool v100 now: ada's booking opens its GPUs until 12:05"
     }
@@ -364,7 +367,7 @@ def test_priority_then_use_then_age() -> None:
         job(3, "acme/heavy", NOON, spec=wanted(priority=1)),
         job(4, "acme/light", NOON - MINUTE),
     ]
-    runner_plan = plan(view(*jobs, rooms=room(((NOON + HOUR, FOREVER),)), used={"acme/heavy": 5.0}), NOON)
+    runner_plan = plan(view(*jobs, capacities=room(((NOON + HOUR, FOREVER),)), used={"acme/heavy": 5.0}), NOON)
     assert [place.job[-1] for place in runner_plan.queue] == ["3", "4", "2", "1"]
     assert [place.position for place in runner_plan.queue] == [1, 2, 3, 4]
 
@@ -372,7 +375,7 @@ def test_priority_then_use_then_age() -> None:
 def test_repositories_take_turns_by_their_shares() -> None:
     jobs = [job(f"a{n}", "acme/a", NOON - HOUR) for n in range(4)] + [job(f"b{n}", "acme/b") for n in range(4)]
     site = site_runners(repositories={"acme/b": {"share": 2}})
-    runner_plan = plan(view(*jobs, rooms=room(((NOON + HOUR, FOREVER),)), site=site), NOON)
+    runner_plan = plan(view(*jobs, capacities=room(((NOON + HOUR, FOREVER),)), site=site), NOON)
     assert [place.job.rpartition("/")[2] for place in runner_plan.queue] == [
         "a0",
         "b0",
@@ -387,7 +390,7 @@ def test_repositories_take_turns_by_their_shares() -> None:
 
 def test_who_waits_for_half_a_day_goes_first() -> None:
     jobs = [job(1, "acme/heavy", NOON - 12 * HOUR), job(2, "acme/light", NOON - 11 * HOUR)]
-    runner_plan = plan(view(*jobs, rooms=room(((NOON + HOUR, FOREVER),)), used={"acme/heavy": 5000.0}), NOON)
+    runner_plan = plan(view(*jobs, capacities=room(((NOON + HOUR, FOREVER),)), used={"acme/heavy": 5000.0}), NOON)
     assert [place.job[-1] for place in runner_plan.queue] == ["1", "2"]
 
 
@@ -429,26 +432,26 @@ def test_warm_runners_are_made_kept_and_replaced_when_taken() -> None:
 def test_after_warm_runners_have_failed_the_next_one_is_later() -> None:
     wish = IdleRunners("acme", "", "", ("gpu",), wanted(), 2, LATER + MINUTE)
     idle = runner("r1", repository="", for_repository="", online=NOON)
-    runner_plan = plan(view(idle, rooms=room(FREE, FREE), idle=[wish]), LATER)
+    runner_plan = plan(view(idle, capacities=room(FREE, FREE), idle=[wish]), LATER)
     assert (made(runner_plan), runner_plan.since) == ([], {}), "the one that there is stays"
-    after = plan(view(idle, rooms=room(FREE, FREE), idle=[wish]), LATER + MINUTE)
+    after = plan(view(idle, capacities=room(FREE, FREE), idle=[wish]), LATER + MINUTE)
     assert made(after) == [""]
 
 
 def test_a_lease_has_time_for_the_memory_of_its_flavor() -> None:
     """A server with much RAM pins all of it before it starts."""
-    (step,) = plan(view(job(1), rooms=room(FREE)), NOON).steps
-    (slow,) = plan(view(job(1), rooms=room(FREE), boots={V100.flavor: 45 * MINUTE}), NOON).steps
+    (step,) = plan(view(job(1), capacities=room(FREE)), NOON).steps
+    (slow,) = plan(view(job(1), capacities=room(FREE), boots={V100.flavor: 45 * MINUTE}), NOON).steps
     assert isinstance(step, CreateRunner)
     assert isinstance(slow, CreateRunner)
     assert slow.end - step.end == 30 * MINUTE
     booked = room(((NOON, NOON + 95 * MINUTE),))
-    assert made(plan(view(job(1), rooms=booked), NOON)) == ["1"]
-    assert made(plan(view(job(1), rooms=booked, boots={V100.flavor: 45 * MINUTE}), NOON)) == []
+    assert made(plan(view(job(1), capacities=booked), NOON)) == ["1"]
+    assert made(plan(view(job(1), capacities=booked, boots={V100.flavor: 45 * MINUTE}), NOON)) == []
 
 
 def test_a_warm_runner_gives_way_to_a_job_of_another_kind() -> None:
-    runner_view = view(runner("r1"), job(2, "acme/b"), idle=[warm(1)], rooms=room(((NOON + 3 * HOUR, FOREVER),)))
+    runner_view = view(runner("r1"), job(2, "acme/b"), idle=[warm(1)], capacities=room(((NOON + 3 * HOUR, FOREVER),)))
     assert deleted(plan(runner_view, LATER)) == ["r1"]
 
 
@@ -461,18 +464,18 @@ def test_a_spare_runner_goes_at_once_where_a_job_waits_for_its_gpu() -> None:
         runner("ready", for_job="github.com/1", labels=("other",), created=NOON - MINUTE),
         runner("boots", RunnerState.REGISTERING, for_job="github.com/2", labels=("other",)),
     ]
-    assert deleted(plan(view(*over, *spare, job(3), rooms=full), LATER)) == ["boots"]
-    assert deleted(plan(view(*over, *spare, job(3), job(4), rooms=full), LATER)) == ["ready", "boots"]
+    assert deleted(plan(view(*over, *spare, job(3), capacities=full), LATER)) == ["boots"]
+    assert deleted(plan(view(*over, *spare, job(3), job(4), capacities=full), LATER)) == ["ready", "boots"]
     leaving = runner("r3", RunnerState.DELETING)
-    assert deleted(plan(view(*over, *spare, leaving, job(3), rooms=full), LATER)) == [], "one GPU is on its way"
+    assert deleted(plan(view(*over, *spare, leaving, job(3), capacities=full), LATER)) == [], "one GPU is on its way"
     other = job(3, spec=wanted(ServerChoice("t4", "t4.1", "ubuntu")))
     rooms = full | room(((NOON + 3 * HOUR, FOREVER),), pool="t4")
-    assert deleted(plan(view(*over, *spare, other, rooms=rooms), LATER)) == [], "another pool's"
+    assert deleted(plan(view(*over, *spare, other, capacities=rooms), LATER)) == [], "another pool's"
 
 
 def test_no_warm_runner_is_made_where_a_job_waits() -> None:
     pair = job(1, spec=wanted(ServerChoice("v100", "v100.2", "ubuntu", 2)))
-    assert made(plan(view(pair, idle=[warm(1)], rooms=room(FREE, ((NOON + HOUR, FOREVER),))), NOON)) == []
+    assert made(plan(view(pair, idle=[warm(1)], capacities=room(FREE, ((NOON + HOUR, FOREVER),))), NOON)) == []
 
 
 def test_leases_always_have_time_for_a_job() -> None:

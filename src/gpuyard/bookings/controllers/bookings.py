@@ -443,11 +443,11 @@ class BookingController:
     def hold_at_once(self) -> None:
         """Hold what has come to be kept back, by what the last run saw: without observing the whole cloud, with which a
         run begins, and beside one that is under way. What does not succeed now, the next run does."""
-        sight, back = self.sight, self._kept_back()
-        if sight is None or not back or not self._upkeep.leadership.is_leader(BOOKINGS):
+        observation, back = self.sight, self._kept_back()
+        if observation is None or not back or not self._upkeep.leadership.is_leader(BOOKINGS):
             return
         for view in self._views.values():
-            self._hold_now(replace(view, kept_back=lanes_back(view.lanes.values(), back)), sight.snapshot)
+            self._hold_now(replace(view, kept_back=lanes_back(view.lanes.values(), back)), observation.snapshot)
         # No booking, offer or lease is put there any more, before the next look at the cloud.
         troubles = {lane.id: lane.trouble for lane in self._ledger.lanes() if lane.trouble}
         bad = lanes_back((lane for view in self._views.values() for lane in view.lanes.values()), back)

@@ -73,8 +73,8 @@ class OverstayController:
             now = self._now()
             if abs(now - taken_at) > STALE:
                 break
-            cases = [case for case in self._records.open_cases() if case.pool == view.pool]
-            steps = plan_cases(view, self._reasons(view), cases, booking.dry_run, now, self._only_warn)
+            overstays = [overstay for overstay in self._records.open_cases() if overstay.pool == view.pool]
+            steps = plan_cases(view, self._reasons(view), overstays, booking.dry_run, now, self._only_warn)
             for step in steps:
                 self._require_leadership()
                 outcome = "failed"
@@ -104,19 +104,19 @@ class OverstayController:
         return {**idle, **reasons(view, self._ended(view), shortage(view, now).yielding)}
 
     def _carry_out(self, step: CaseStep, view_now: Callable[[], PoolView], taken_at: datetime) -> None:
-        case = step.case
+        overstay = step.case
 
         def still() -> bool:
             """Return whether the reason is still there: since the look somebody may have booked, or have got more
             time."""
             self._require_leadership()
-            return abs(self._now() - taken_at) <= STALE and case.server_id in self._reasons(view_now())
+            return abs(self._now() - taken_at) <= STALE and overstay.server_id in self._reasons(view_now())
 
-        LOG.info("server %s (%s): %s, %s", case.server, case.server_id, step.do, case.rule)
+        LOG.info("server %s (%s): %s, %s", overstay.server, overstay.server_id, step.do, overstay.rule)
         if step.do is Do.ACT:
             self._act(step, still)
         elif step.do is Do.WARN:
-            self._warn(step, view_now().matches.bookings_of.get(case.server_id, ()))
+            self._warn(step, view_now().matches.bookings_of.get(overstay.server_id, ()))
         else:
             getattr(self, f"_{step.do.value}")(step)
 
@@ -136,82 +136,82 @@ class OverstayController:
 
     def _warn(self, step: CaseStep, bookings: Sequence[str]) -> None:
         """`bookings`: ids of those that the server draws on, which only one that is idle has."""
-        case = step.case
-        text = warning(case)
-        if not case.dry_run:
-            self._reclaimer.warn(case.server_id, text)
+        overstay = step.case
+        text = warning(overstay)
+        if not overstay.dry_run:
+            self._reclaimer.warn(overstay.server_id, text)
         give_back = "; ".join(f"gpuyard booking end {id}" for id in bookings)
-        kind, more = ("server.idle", {"give_back": give_back}) if case.rule == IDLE else ("reclaim.warned", {})
-        self._tell(case, kind, "server.warn", text, more)
-        self._records.put_case(case)
+        kind, more = ("server.idle", {"give_back": give_back}) if overstay.rule == IDLE else ("reclaim.warned", {})
+        self._tell(overstay, kind, "server.warn", text, more)
+        self._records.put_case(overstay)
 
     def _act(self, step: CaseStep, still: Callable[[], bool]) -> None:
-        case = step.case
+        overstay = step.case
         if not still():
             return
-        if case.dry_run:
-            self._note(case, f"server.{case.action.value}", f"dry run: {MEANS[case.action]}")
-            self._records.put_case(case)
+        if overstay.dry_run:
+            self._note(overstay, f"server.{overstay.action.value}", f"dry run: {MEANS[overstay.action]}")
+            self._records.put_case(overstay)
             return
         # Written first: should this process be killed in the call, it is known who has taken the GPU back.
-        self._records.put_case(case)
-        outcome = self._reclaimer.act(case, still)
+        self._records.put_case(overstay)
+        outcome = self._reclaimer.act(overstay, still)
         if outcome:
-            self._note(case, f"server.{case.action.value}", outcome)
+            self._note(overstay, f"server.{overstay.action.value}", outcome)
 
     def _finish(self, step: CaseStep) -> None:
-        case = step.case
-        self._reclaimer.hand_over(case)
-        stopped = case.action is ReclaimAction.STOP
+        overstay = step.case
+        self._reclaimer.hand_over(overstay)
+        stopped = overstay.action is ReclaimAction.STOP
         text = "it is shut off and keeps its GPU: this frees nothing" if stopped else "its GPU is free"
-        self._tell(case, "reclaim.done", f"server.{case.action.value}", text)
-        self._records.put_case(case)
+        self._tell(overstay, "reclaim.done", f"server.{overstay.action.value}", text)
+        self._records.put_case(overstay)
 
     def _clear(self, step: CaseStep) -> None:
-        case = step.case
-        if case.warned is not None and not case.dry_run:
-            self._reclaimer.take_warning_off(case.server_id)
-        self._note(case, "server.clear", "there is no reason for it any more")
-        self._records.put_case(case)
+        overstay = step.case
+        if overstay.warned is not None and not overstay.dry_run:
+            self._reclaimer.take_warning_off(overstay.server_id)
+        self._note(overstay, "server.clear", "there is no reason for it any more")
+        self._records.put_case(overstay)
 
     def _tell(
-        self, case: Overstay, kind: str, action: str, text: str, more: Mapping[str, str] = MappingProxyType({})
+        self, overstay: Overstay, kind: str, action: str, text: str, more: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         """An event and its audit entry, once for each case and kind."""
         now = self._now()
         details = {
-            "server": case.server,
-            "server_id": case.server_id,
-            "pool": case.pool,
-            "rule": case.rule,
-            "why": RULES[case.rule],
-            "action": case.action.value,
+            "server": overstay.server,
+            "server_id": overstay.server_id,
+            "pool": overstay.pool,
+            "rule": overstay.rule,
+            "why": RULES[overstay.rule],
+            "action": overstay.action.value,
             "text": text,
             **more,
         }
-        if case.due is not None:
-            details["due"] = case.due.isoformat()
-        if case.dry_run:
+        if overstay.due is not None:
+            details["due"] = overstay.due.isoformat()
+        if overstay.dry_run:
             details["dry_run"] = "true"
-        email = self.addresses.of(case.user_id, case.pool)
-        event = Event(kind, now, "", case.user_id, email, details)
-        entries = [_entry(case, action, text, now)]
+        email = self.addresses.of(overstay.user_id, overstay.pool)
+        event = Event(kind, now, "", overstay.user_id, email, details)
+        entries = [_entry(overstay, action, text, now)]
         if not email:
-            why = f"its owner could not be told: Keystone has no address of user {case.user_id}"
-            entries.append(_entry(case, "message.no_address", why, now))
-        what = f"{kind} {'dry run' if case.dry_run else ''}"
-        self._ledger.upkeep.note_once(case.pool, _subject(case), what, event, *entries)
+            why = f"its owner could not be told: Keystone has no address of user {overstay.user_id}"
+            entries.append(_entry(overstay, "message.no_address", why, now))
+        what = f"{kind} {'dry run' if overstay.dry_run else ''}"
+        self._ledger.upkeep.note_once(overstay.pool, _subject(overstay), what, event, *entries)
 
-    def _note(self, case: Overstay, action: str, text: str) -> None:
+    def _note(self, overstay: Overstay, action: str, text: str) -> None:
         """An audit entry, once for each case and text: what is tried again at every look is not a new thing."""
-        entry = _entry(case, action, text, self._now())
-        self._ledger.upkeep.note_once(case.pool, _subject(case), f"{action} {text}", None, entry)
+        entry = _entry(overstay, action, text, self._now())
+        self._ledger.upkeep.note_once(overstay.pool, _subject(overstay), f"{action} {text}", None, entry)
 
 
-def _subject(case: Overstay) -> str:
-    return f"case {case.server_id} {int(case.seen.timestamp())}"
+def _subject(overstay: Overstay) -> str:
+    return f"case {overstay.server_id} {int(overstay.seen.timestamp())}"
 
 
-def _entry(case: Overstay, action: str, text: str, now: datetime) -> AuditEntry:
-    words = f"dry run: {text}" if case.dry_run and not text.startswith("dry run") else text
-    return AuditEntry(now, GPUYARD, action, case.server_id, case.rule, f"server {case.server}: {words}")
+def _entry(overstay: Overstay, action: str, text: str, now: datetime) -> AuditEntry:
+    words = f"dry run: {text}" if overstay.dry_run and not text.startswith("dry run") else text
+    return AuditEntry(now, GPUYARD, action, overstay.server_id, overstay.rule, f"server {overstay.server}: {words}")

@@ -47,68 +47,70 @@ class Reclaimer:
             return ""
         return str(user.get("email") or "")
 
-    def act(self, case: Overstay, still: Callable[[], bool] = lambda: True) -> str:
+    def act(self, overstay: Overstay, still: Callable[[], bool] = lambda: True) -> str:
         """Make the next call that takes the GPU back. Returns what Nova was told, or why nothing could be said yet;
         empty when it is at work or done. Nothing happens to a server that is not the overstay's any more. `still`:
         whether there is reason for it, asked right before the call."""
         try:
-            server = self._api.get("compute", f"/servers/{case.server_id}")["server"]
+            server = self._api.get("compute", f"/servers/{overstay.server_id}")["server"]
         except CloudError as error:
             if error.status == NOT_FOUND:
                 return ""
             raise
-        if (server["user_id"], server["tenant_id"]) != (case.user_id, case.project_id):
+        if (server["user_id"], server["tenant_id"]) != (overstay.user_id, overstay.project_id):
             return "it has another owner now"
         if server["OS-EXT-STS:task_state"] is not None or not still():
             return ""
         try:
-            return self._next(case, server)
+            return self._next(overstay, server)
         except CloudError as error:
             if error.status in (NOT_FOUND, BUSY):  # it changed under our eyes; the next look sees how
                 return ""
             raise
 
-    def hand_over(self, case: Overstay) -> None:
+    def hand_over(self, overstay: Overstay) -> None:
         """Give the image that was made of the server to its project. Nova makes it for the caller, here the
         administrator, and shares it: the project's users could not delete it, nor Nova when they unshelve."""
-        if case.action is ReclaimAction.SHELVE:
-            hand_over_shelved(self._api, case.server_id, case.server, case.project_id)
-        if case.action is ReclaimAction.SNAPSHOT_AND_DELETE:
-            for image in self._snapshots(case):
-                _give(self._api, image, case.project_id)
+        if overstay.action is ReclaimAction.SHELVE:
+            hand_over_shelved(self._api, overstay.server_id, overstay.server, overstay.project_id)
+        if overstay.action is ReclaimAction.SNAPSHOT_AND_DELETE:
+            for image in self._snapshots(overstay):
+                _give(self._api, image, overstay.project_id)
 
-    def _next(self, case: Overstay, server: dict[str, Any]) -> str:
+    def _next(self, overstay: Overstay, server: dict[str, Any]) -> str:
         status = server["status"]
-        if case.action is ReclaimAction.SHELVE:
+        if overstay.action is ReclaimAction.SHELVE:
             if status == "SHELVED":
-                return self._action(case, "shelveOffload")
+                return self._action(overstay, "shelveOffload")
             if status in SHELVES:
-                return self._action(case, "shelve")
+                return self._action(overstay, "shelve")
             return "" if status == "SHELVED_OFFLOADED" else f"a server that is {status} cannot be shelved"
-        if case.action is ReclaimAction.STOP:
-            return self._action(case, "os-stop") if status in STOPS else f"a server that is {status} cannot be stopped"
-        if case.action is ReclaimAction.SNAPSHOT_AND_DELETE:
-            return self._snapshot_and_delete(case, server)
-        if case.action is ReclaimAction.DELETE:
-            return self._delete(case)
+        if overstay.action is ReclaimAction.STOP:
+            return (
+                self._action(overstay, "os-stop") if status in STOPS else f"a server that is {status} cannot be stopped"
+            )
+        if overstay.action is ReclaimAction.SNAPSHOT_AND_DELETE:
+            return self._snapshot_and_delete(overstay, server)
+        if overstay.action is ReclaimAction.DELETE:
+            return self._delete(overstay)
         return ""
 
-    def _action(self, case: Overstay, name: str) -> str:
-        self._api.request("POST", "compute", f"/servers/{case.server_id}/action", {name: None})
+    def _action(self, overstay: Overstay, name: str) -> str:
+        self._api.request("POST", "compute", f"/servers/{overstay.server_id}/action", {name: None})
         return name
 
-    def _delete(self, case: Overstay) -> str:
-        self._api.request("DELETE", "compute", f"/servers/{case.server_id}")
+    def _delete(self, overstay: Overstay) -> str:
+        self._api.request("DELETE", "compute", f"/servers/{overstay.server_id}")
         return "delete"
 
-    def _snapshot_and_delete(self, case: Overstay, server: dict[str, Any]) -> str:
+    def _snapshot_and_delete(self, overstay: Overstay, server: dict[str, Any]) -> str:
         """The image is found again by what it says of the case, so an answer that is lost makes no second one. It goes
         to the server's project when the server is gone (`hand_over`): that we own it is how it is known for ours."""
         if self._api.project is None:
             return f"cloud {self._api.name} has credentials without a project, and an image needs one that owns it"
-        images = self._snapshots(case)
+        images = self._snapshots(overstay)
         if any(image["status"] == "active" for image in images):
-            return self._delete(case)
+            return self._delete(overstay)
         unfinished = [image for image in images if image["status"] in ("queued", "saving", "uploading", "importing")]
         if unfinished:
             # Nova is not at work on the server any more, so this is what a failure has left.
@@ -116,16 +118,16 @@ class Reclaimer:
             return f"image {identity} of it stays {status}; delete the image, and another one is made"
         if server["status"] not in SHELVES:
             return f"a server that is {server['status']} cannot be made an image of"
-        name = f"{case.server} {case.server_id}"[-255:]
-        body = {"createImage": {"name": name, "metadata": {KEY: _said_of(case)}}}
-        self._api.request("POST", "compute", f"/servers/{case.server_id}/action", body)
+        name = f"{overstay.server} {overstay.server_id}"[-255:]
+        body = {"createImage": {"name": name, "metadata": {KEY: _said_of(overstay)}}}
+        self._api.request("POST", "compute", f"/servers/{overstay.server_id}/action", body)
         return "createImage"
 
-    def _snapshots(self, case: Overstay) -> list[dict[str, Any]]:
+    def _snapshots(self, overstay: Overstay) -> list[dict[str, Any]]:
         """Images that we had Nova make of the case's server since it was warned. One of a server that was made of such
         an image has inherited what it says, and has another name."""
-        images = images_of_ours(self._api, **{KEY: _said_of(case)})
-        return [image for image in images if str(image["name"]).endswith(case.server_id)]
+        images = images_of_ours(self._api, **{KEY: _said_of(overstay)})
+        return [image for image in images if str(image["name"]).endswith(overstay.server_id)]
 
     def _try(self, method: str, path: str, body: dict[str, Any] | None, *allowed: int) -> bool:
         try:
@@ -144,10 +146,10 @@ def hand_over_shelved(api: CloudApi, server_id: str, name: str, project: str) ->
             _give(api, image, project)
 
 
-def _said_of(case: Overstay) -> str:
+def _said_of(overstay: Overstay) -> str:
     """What an image says of the case that it was made for. It is another one after another warning: what was on the
     server long ago is not what its owner has now."""
-    return f"{case.server_id} {int((case.warned or case.seen).timestamp())}"
+    return f"{overstay.server_id} {int((overstay.warned or overstay.seen).timestamp())}"
 
 
 def images_of_ours(api: CloudApi, **properties: str) -> list[dict[str, Any]]:

@@ -418,8 +418,12 @@ class Ledger:
 
     def cases(self, who: Person) -> list[Overstay]:
         """Return a person's servers that must give their GPUs back, and have been warned; for an admin those of all."""
-        cases = [case for case in self._store.open_cases() if case.warned is not None and case.due is not None]
-        return [case for case in cases if who.admin or case.user_id == who.user_id]
+        overstays = [
+            overstay
+            for overstay in self._store.open_cases()
+            if overstay.warned is not None and overstay.due is not None
+        ]
+        return [overstay for overstay in overstays if who.admin or overstay.user_id == who.user_id]
 
     def occupied(self, pool: str, start: datetime, end: datetime) -> list[Occupied]:
         """Return every lane that is taken in a time, with the booking that takes it."""

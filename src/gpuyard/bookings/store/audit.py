@@ -50,23 +50,23 @@ class Records:
         with self._database.writing() as connection:
             insert_audit(connection, entry)
 
-    def put_case(self, case: Overstay) -> None:
+    def put_case(self, overstay: Overstay) -> None:
         """Write an overstay, new or in place of the one with its server and `seen`."""
         row = {
-            "server_id": case.server_id,
-            "seen": seconds(case.seen),
-            "server": case.server,
-            "pool": case.pool,
-            "user_id": case.user_id,
-            "project_id": case.project_id,
-            "rule": case.rule,
-            "action": case.action.value,
-            "warned": maybe_seconds(case.warned),
-            "due": maybe_seconds(case.due),
-            "done": maybe_seconds(case.done),
-            "cleared": maybe_seconds(case.cleared),
-            "dry_run": case.dry_run,
-            "text": case.text,
+            "server_id": overstay.server_id,
+            "seen": seconds(overstay.seen),
+            "server": overstay.server,
+            "pool": overstay.pool,
+            "user_id": overstay.user_id,
+            "project_id": overstay.project_id,
+            "rule": overstay.rule,
+            "action": overstay.action.value,
+            "warned": maybe_seconds(overstay.warned),
+            "due": maybe_seconds(overstay.due),
+            "done": maybe_seconds(overstay.done),
+            "cleared": maybe_seconds(overstay.cleared),
+            "dry_run": overstay.dry_run,
+            "text": overstay.text,
         }
         with self._database.writing() as connection:
             put(connection, CASES, row)

@@ -225,20 +225,20 @@ class CaseList(BaseModel):
     cases: list[CaseRow] = Field(description="By when they were seen.")
 
 
-def case_row(case: Overstay, person: Person) -> CaseRow:
+def case_row(overstay: Overstay, person: Person) -> CaseRow:
     """Return the row of an overstay whose owner was warned."""
-    assert case.warned is not None
-    assert case.due is not None
+    assert overstay.warned is not None
+    assert overstay.due is not None
     return CaseRow(
-        server_id=case.server_id,
-        server=case.server,
-        pool=case.pool,
-        mine=case.user_id == person.user_id,
-        warned=case.warned,
-        due=case.due,
-        action=case.action,
-        dry_run=case.dry_run,
-        text=warning(case),
+        server_id=overstay.server_id,
+        server=overstay.server,
+        pool=overstay.pool,
+        mine=overstay.user_id == person.user_id,
+        warned=overstay.warned,
+        due=overstay.due,
+        action=overstay.action,
+        dry_run=overstay.dry_run,
+        text=warning(overstay),
     )
 
 

@@ -136,7 +136,7 @@ def _install_reading(
     @app.get("/v1/cases", tags=[TAG], responses=responses(headers=False))
     def list_cases(who: Who) -> CaseList:
         """Servers of who asks that keep a GPU without a booking, and what becomes of them; for admins those of all."""
-        return CaseList(cases=[case_row(case, who.person) for case in ledger.cases(who.person)])
+        return CaseList(cases=[case_row(overstay, who.person) for overstay in ledger.cases(who.person)])
 
 
 def _queries(filters: BookingFilter, who: Visitor, authenticator: Authenticator) -> list[Wanted]:

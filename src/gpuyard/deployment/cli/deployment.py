@@ -149,11 +149,11 @@ def run(
     from gpuyard.model.errors import GpuyardError
 
     options = _Asked(site, kolla, limit, first, last, ssh_config, python, sudo, cloud, program, state, reboot_minutes)
-    deployment, doors = _deployment(options)
+    deployment, ports = _deployment(options)
     screen = _Screen()
-    doors.on_task, doors.hosts.on_event = screen.task, screen.event
+    ports.on_task, ports.hosts.on_event = screen.task, screen.event
     try:
-        _run(options, deployment, doors, screen, yes)
+        _run(options, deployment, ports, screen, yes)
     except KeyboardInterrupt:
         screen.clear()
         print(f"gpuyard: interrupted; go on with: {options.again()}", file=sys.stderr)
@@ -164,7 +164,7 @@ def run(
         raise
 
 
-def _run(options: _Asked, deployment: Deployment, doors: SitePorts, screen: _Screen, yes: bool) -> None:
+def _run(options: _Asked, deployment: Deployment, ports: SitePorts, screen: _Screen, yes: bool) -> None:
     import secrets
 
     from gpuyard.console.prompts import confirmed
@@ -173,10 +173,10 @@ def _run(options: _Asked, deployment: Deployment, doors: SitePorts, screen: _Scr
 
     file = _journal_file(options, deployment)
     with file.writer() as writer:
-        doors.held = (writer.descriptor,)
+        ports.held = (writer.descriptor,)
         journal = file.read(secrets.token_hex(4))
-        sight = deployment.first_look()
-        tasks = deployment.plan(sight, journal)
+        state = deployment.first_look()
+        tasks = deployment.plan(state, journal)
         left = [task for task in tasks if task.standing is not TaskStanding.DONE]
         print(*_lines(left), sep="\n", end="\n" if left else "")
         stop_at_blocked(tasks)
@@ -186,7 +186,7 @@ def _run(options: _Asked, deployment: Deployment, doors: SitePorts, screen: _Scr
         if not yes and not confirmed(f"Carry out {len(left)} of {len(tasks)} steps?"):
             print("Nothing was run.")
             raise typer.Exit(1)
-        deployment.run(sight, journal, writer, screen)
+        deployment.run(state, journal, writer, screen)
         print(f"All {len(tasks)} steps are done.")
 
 
@@ -218,7 +218,7 @@ def _deployment(options: _Asked) -> tuple[Deployment, SitePorts]:
     service = DeployService(
         Path("/"), ("systemctl",), (str(program),), options.site, site, folder.credentials, options.cloud or CLOUD
     )
-    doors = SitePorts(
+    ports = SitePorts(
         options.site,
         site,
         deploy_range.hosts,
@@ -230,9 +230,9 @@ def _deployment(options: _Asked) -> tuple[Deployment, SitePorts]:
         service,
         lambda: datetime.now(UTC),
     )
-    deployment = Deployment(site, doors, deploy_range, lambda: datetime.now(UTC))
+    deployment = Deployment(site, ports, deploy_range, lambda: datetime.now(UTC))
     deployment.plan(DeploymentState(), DeployJournal())  # words that are wrong end here
-    return deployment, doors
+    return deployment, ports
 
 
 def _range(options: _Asked) -> DeployRange:

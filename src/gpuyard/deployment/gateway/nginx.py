@@ -184,12 +184,12 @@ def nginx_conf(gateway: SiteGateway, behind: Mapping[str, Socket], webhook: bool
     text += WEBSOCKETS if gateway.consoles else ""
     for name in gateway.doors:
         text += _map(name, [opening.pattern for opening in openings_of(name, gateway)], webhook)
-    places = {door.public for door in gateway.doors.values()}
+    places = {endpoint.public for endpoint in gateway.doors.values()}
     text += _plain({place.name: PublicName(place.name, HTTPS) in places for place in sorted(places)})
     for port in sorted({place.port for place in places}):
         text += _nobody(port)
-    for name, door in gateway.doors.items():
-        text += "\n".join(_server(name, door, behind[name], gateway, webhook)) + "\n"
+    for name, endpoint in gateway.doors.items():
+        text += "\n".join(_server(name, endpoint, behind[name], gateway, webhook)) + "\n"
     return text + "}\n"
 
 
@@ -246,20 +246,20 @@ def _unknown(port: int, ssl: str, lines: str) -> str:
 """
 
 
-def _server(name: str, door: PublicEndpoint, behind: Socket, gateway: SiteGateway, webhook: bool) -> Iterator[str]:
-    port = door.public.port
-    allowed = door.allow if door.allow is not None else gateway.allow
+def _server(name: str, endpoint: PublicEndpoint, behind: Socket, gateway: SiteGateway, webhook: bool) -> Iterator[str]:
+    port = endpoint.public.port
+    allowed = endpoint.allow if endpoint.allow is not None else gateway.allow
     yield f"""
     # {name}
     server {{
         listen {port} ssl;
         listen [::]:{port} ssl;
-        server_name {door.public.name};
+        server_name {endpoint.public.name};
         add_header Strict-Transport-Security "{HSTS}" always;"""
     yield from (f"        allow {network};" for network in allowed)
     if allowed:
         yield "        deny all;"
-    yield f"""        if ($ssl_server_name !~* "^{re.escape(door.public.name)}$") {{
+    yield f"""        if ($ssl_server_name !~* "^{re.escape(endpoint.public.name)}$") {{
             return 421;
         }}
         if ({_passes(name)} = 0) {{
@@ -268,7 +268,7 @@ def _server(name: str, door: PublicEndpoint, behind: Socket, gateway: SiteGatewa
         {_everyone(gateway)}
         limit_req zone=gpuyard_strangers burst={gateway.limits.without_token * 10} nodelay;
         limit_conn gpuyard_connections {gateway.limits.connections};"""
-    for header, value in {**_told(door), **_passed_on(_headers(name, gateway)), **_told_more(name)}.items():
+    for header, value in {**_told(endpoint), **_passed_on(_headers(name, gateway)), **_told_more(name)}.items():
         yield f'        proxy_set_header {header} "{value}";'
     if name == HORIZON:
         # Horizon itself sets it where Kolla speaks TLS, and here Kolla does not.
@@ -292,9 +292,9 @@ def _headers(name: str, gateway: SiteGateway) -> Sequence[str]:
     return API_HEADERS
 
 
-def _told(door: PublicEndpoint) -> dict[str, str]:
+def _told(endpoint: PublicEndpoint) -> dict[str, str]:
     """What is behind learns from the gateway alone who asks, and by which name and protocol."""
-    host = door.public.authority
+    host = endpoint.public.authority
     return {
         "Host": host,
         # OpenStack reads this one first, unquoted, and Kolla's HAProxy leaves it as it is.

@@ -60,7 +60,9 @@ def takes_webhooks(site: Site) -> bool:
 
 def endpoint_commands(gateway: SiteGateway) -> list[str]:
     """Return the commands of an administrator when the cloud is not Kolla's."""
-    urls: dict[str, str] = {name: door.public.url + CATALOGUE.get(name, "") for name, door in gateway.services.items()}
+    urls: dict[str, str] = {
+        name: endpoint.public.url + CATALOGUE.get(name, "") for name, endpoint in gateway.services.items()
+    }
     if (volumes := gateway.services.get("block-storage")) is not None:
         urls[OLD_VOLUMES] = f"'{volumes.public.url}{OLD_VOLUMES_PATH}'"
     if gateway.portal is not None:
@@ -74,8 +76,8 @@ def endpoint_commands(gateway: SiteGateway) -> list[str]:
 
 def kolla_variables(gateway: SiteGateway) -> str:
     """Return the text for ``/etc/kolla/globals.d``, or an empty one."""
-    doors = ((name, door) for name, door in gateway.doors.items() if name in KOLLA)
-    return "".join(f'{KOLLA[name]}: "{door.public.url}"\n' for name, door in doors)
+    doors = ((name, endpoint) for name, endpoint in gateway.doors.items() if name in KOLLA)
+    return "".join(f'{KOLLA[name]}: "{endpoint.public.url}"\n' for name, endpoint in doors)
 
 
 def steps(site: Site, gateway: SiteGateway) -> str:
@@ -96,7 +98,7 @@ def _steps(site: Site, gateway: SiteGateway) -> Iterator[str]:
     yield "systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload"
     yield f"{SELF_SIGNED} && chgrp {USER} {FOLDER}/tls/privkey.pem && chmod 640 {FOLDER}/tls/privkey.pem"
     yield "systemctl enable --now gpuyard-gateway"
-    names = " ".join(f"-d {name}" for name in sorted({door.public.name for door in gateway.doors.values()}))
+    names = " ".join(f"-d {name}" for name in sorted({endpoint.public.name for endpoint in gateway.doors.values()}))
     yield (
         f"certbot certonly --webroot -w {STATE}/acme --cert-name gpuyard {names}"
         " --deploy-hook 'systemctl start gpuyard-gateway-certificate'"
@@ -114,7 +116,7 @@ def _steps(site: Site, gateway: SiteGateway) -> Iterator[str]:
 
 def _ports(gateway: SiteGateway) -> Iterator[str]:
     yield "TCP 80"
-    yield from (f"TCP {port}" for port in sorted({door.public.port for door in gateway.doors.values()}))
+    yield from (f"TCP {port}" for port in sorted({endpoint.public.port for endpoint in gateway.doors.values()}))
     if gateway.wireguard is not None:
         yield f"UDP {gateway.wireguard.endpoint.port}"
     if gateway.ssh is not None:

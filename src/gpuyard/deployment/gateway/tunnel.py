@@ -94,14 +94,14 @@ WantedBy=multi-user.target
 def reached(gateway: SiteGateway) -> dict[str, Socket]:
     """Return where each endpoint leads, as the gateway reaches it."""
     if gateway.ssh is None:
-        return {name: door.behind for name, door in gateway.doors.items()}
+        return {name: endpoint.behind for name, endpoint in gateway.doors.items()}
     ports = _ports(gateway.doors, gateway.ssh)
-    return {name: Socket(LOOPBACK, ports[door.behind]) for name, door in gateway.doors.items()}
+    return {name: Socket(LOOPBACK, ports[endpoint.behind]) for name, endpoint in gateway.doors.items()}
 
 
-def _ports(doors: Mapping[str, PublicEndpoint], tunnel: SshTunnel) -> dict[Socket, int]:
+def _ports(endpoints: Mapping[str, PublicEndpoint], tunnel: SshTunnel) -> dict[Socket, int]:
     """What is in the cloud -> the port of the gateway's loopback at which it comes out."""
-    behind = dict.fromkeys(door.behind for door in doors.values())
+    behind = dict.fromkeys(endpoint.behind for endpoint in endpoints.values())
     return {socket: tunnel.first_port + number for number, socket in enumerate(behind)}
 
 
@@ -114,8 +114,8 @@ def tunnel_files(gateway: SiteGateway) -> dict[str, str]:
     return {}
 
 
-def _wireguard(doors: Mapping[str, PublicEndpoint], tunnel: WireGuardTunnel) -> dict[str, str]:
-    sockets = list(dict.fromkeys(door.behind for door in doors.values()))
+def _wireguard(endpoints: Mapping[str, PublicEndpoint], tunnel: WireGuardTunnel) -> dict[str, str]:
+    sockets = list(dict.fromkeys(endpoint.behind for endpoint in endpoints.values()))
     beyond = list(dict.fromkeys([tunnel.cloud.address, *(socket.address for socket in sockets)]))
     gateway = f"""\
 [Interface]

@@ -17,9 +17,9 @@ ENOUGH = 10**6
 def on_host(host: HostResources, request: Request) -> int:
     """Return the count for a host without any other obstacle. Resources that all servers share on it, and its devices,
     each bound it; what providers share with several hosts is not counted here."""
-    rooms = host.node.rooms or {}
+    stocks = host.node.rooms or {}
     bounds = [
-        rooms_for(host, name, needs) for name, needs in request.amounts.items() if name in rooms or name == PINNED
+        rooms_for(host, name, needs) for name, needs in request.amounts.items() if name in stocks or name == PINNED
     ]
     count = min([ENOUGH, *bounds, on_devices(host.devices, request.devices)])
     return min(count, 1) if request.groups else count  # groups may draw on each other's providers
@@ -27,9 +27,9 @@ def on_host(host: HostResources, request: Request) -> int:
 
 def rooms_for(host: HostResources, name: str, needs: int) -> int:
     """Return how many times an amount of a class is left on a host."""
-    rooms = host.node.rooms or {}
-    room = rooms.get(name) or (rooms.get(SHARED) if name == PINNED else None)
-    return max(0, room.free) // needs if room is not None else 0
+    stocks = host.node.rooms or {}
+    stock = stocks.get(name) or (stocks.get(SHARED) if name == PINNED else None)
+    return max(0, stock.free) // needs if stock is not None else 0
 
 
 def on_devices(devices: Iterable[FreeDevice], needs: tuple[DeviceNeed, ...]) -> int:

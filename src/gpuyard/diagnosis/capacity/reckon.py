@@ -81,9 +81,9 @@ class Reckoning:
     """Answers from one read of the cloud, for any number of projects. It keeps what it has reckoned; safe to use from
     several threads, which at worst reckon the same twice."""
 
-    def __init__(self, room: CloudResources, statuses: Statuses) -> None:
+    def __init__(self, resources: CloudResources, statuses: Statuses) -> None:
         """`statuses`: states of GPUs for the reasons; they may be from a moment before or after."""
-        self.room = with_units(room, statuses)
+        self.room = with_units(resources, statuses)
         self._statuses = statuses
         self._known: dict[tuple[str, str], _FlavorRoom] = {}
         self._requests: dict[str, Request] = {}
@@ -169,11 +169,11 @@ class Reckoning:
         )
 
     def _reckon(self, flavor: NovaFlavor, asker: Asker | None) -> _FlavorRoom:
-        room, request = self.room, self._request(flavor)
+        resources, request = self.room, self._request(flavor)
         facts = RequestFacts(
-            flavor=flavor, hosts=(), sharing=frozenset(room.sharing), asker=asker, aggregates=room.aggregates,
-            filters=room.filters, isolated_aggregates=room.isolated_aggregates, counts_devices=room.counts_devices,
-            pools=room.pools, counting=room.counting, bookable=room.bookable, ledger_known=True,
+            flavor=flavor, hosts=(), sharing=frozenset(resources.sharing), asker=asker, aggregates=resources.aggregates,
+            filters=resources.filters, isolated_aggregates=resources.isolated_aggregates, counts_devices=resources.counts_devices,
+            pools=resources.pools, counting=resources.counting, bookable=resources.bookable, ledger_known=True,
             unknown_classes=self._unknown(request),
         )  # fmt: skip
         if request.problems:
@@ -193,7 +193,7 @@ class Reckoning:
                 self._rest_of_gpus(host, request, causes, count, others)
             elif causes:
                 others.add(causes[0].code, causes[0].payload["short"] or causes[0].reason, 0, host.node.name)
-        total = min(sum(where.values()), shared_bound(room.sharing, lacking, request))
+        total = min(sum(where.values()), shared_bound(resources.sharing, lacking, request))
         return _FlavorRoom(request, facts, where, total, others.told())
 
     def _unknown(self, request: Request) -> frozenset[str]:
@@ -204,16 +204,16 @@ class Reckoning:
 
     def _on(self, host: HostResources, facts: RequestFacts, request: Request) -> RequestFacts:
         """The facts of one host, in the words that causes are found by."""
-        node, rooms = host.node, host.node.rooms
+        node, stocks = host.node, host.node.rooms
         amounts = [*request.amounts.items(), *(item for group in request.groups for item in group.amounts.items())]
         if PINNED in request.amounts:
             amounts.append((SHARED, request.amounts[PINNED]))
         able: dict[tuple[str, int], frozenset[str]] = {}
         for name, needs in amounts:
             shares = {id for id, has in self.room.sharing.items() if has.get(name, 0) >= needs}
-            room = (rooms or {}).get(name)
-            fits = room is not None and needs <= min(room.free, room.max_unit)
-            if rooms is None:  # only that it has no RAM is known
+            stock = (stocks or {}).get(name)
+            fits = stock is not None and needs <= min(stock.free, stock.max_unit)
+            if stocks is None:  # only that it has no RAM is known
                 fits = name != "MEMORY_MB"
             able[name, needs] = frozenset(shares | ({node.provider} if fits else set()))
         needs_of = {(need.resource_class, need.traits) for need in request.devices}
@@ -325,15 +325,15 @@ def _why_spare(host: HostResources, request: Request, causes: Sequence[Finding],
     return "left-over", f"fewer than the {len(request.devices)} that one server has"
 
 
-def with_units(room: CloudResources, statuses: Statuses) -> CloudResources:
+def with_units(resources: CloudResources, statuses: Statuses) -> CloudResources:
     """Return the facts with each unit of a shared device as a device of its own: as many as Placement has left, those
     first that are known to be free."""
     units: dict[str, list[Gpu]] = {}
-    for gpu in room.gpus:
+    for gpu in resources.gpus:
         if gpu.is_unit and not gpu.blocked:
             units.setdefault(gpu.provider, []).append(gpu)
     if not units:
-        return room
+        return resources
 
     def is_taken(gpu: Gpu) -> bool:
         status = statuses.get(gpu.provider_name)
@@ -347,9 +347,9 @@ def with_units(room: CloudResources, statuses: Statuses) -> CloudResources:
             yield FreeDevice(gpu.provider_name, {gpu.resource_class: 1}, device.traits)
 
     hosts = (
-        replace(host, devices=tuple(unit for device in host.devices for unit in of(device))) for host in room.hosts
+        replace(host, devices=tuple(unit for device in host.devices for unit in of(device))) for host in resources.hosts
     )
-    return replace(room, hosts=tuple(hosts))
+    return replace(resources, hosts=tuple(hosts))
 
 
 class _Others:

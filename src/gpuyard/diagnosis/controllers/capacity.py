@@ -76,8 +76,8 @@ class CapacityService:
         """Return the answers for a project (its limits may be missing), or for nobody: then no limits are applied.
         `view`: the GPUs in the words that the visitor may see; `seen_as`: a key that is the same for all who see the
         same words. Raises CloudError when the cloud cannot be asked and nothing is known."""
-        taken, room, problem = self._room.get(lambda: self._reader.read(self._now()))
-        reckoning = self._reckoning(room, view, seen_as)
+        taken, resources, problem = self._room.get(lambda: self._reader.read(self._now()))
+        reckoning = self._reckoning(resources, view, seen_as)
         if asker is not None:
             cache, who = self._kept(asker.id), asker
             at, asker, wrong = cache.get(lambda: self._reader.limits(who, reckoning.resources))
@@ -94,12 +94,12 @@ class CapacityService:
                 self._askers.popitem(last=False)
             return cache
 
-    def _reckoning(self, room: CloudResources, view: InventoryView, seen_as: Hashable) -> Reckoning:
-        key = room.taken_at, view.generation, seen_as
+    def _reckoning(self, resources: CloudResources, view: InventoryView, seen_as: Hashable) -> Reckoning:
+        key = resources.taken_at, view.generation, seen_as
         with self._lock:
             if key not in self._reckonings:
                 statuses = {status.gpu.provider_name: status for status in view.statuses}
-                self._reckonings[key] = Reckoning(room, statuses)
+                self._reckonings[key] = Reckoning(resources, statuses)
             self._reckonings.move_to_end(key)
             while len(self._reckonings) > MOST_RECKONINGS:
                 self._reckonings.popitem(last=False)

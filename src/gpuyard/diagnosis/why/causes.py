@@ -158,43 +158,43 @@ def _of_amount(facts: RequestFacts, host: ComputeNode, name: str, needs: int) ->
     if host.rooms is None or name not in host.rooms:
         text = f"not enough {what}: {requested} asked"
         return obstacle("room", text, "free some on the host, or use a smaller flavor", (), f"not enough {what}")
-    room = host.rooms[name]
-    if room is None:
+    stock = host.rooms[name]
+    if stock is None:
         fix = "give the host an inventory of it (provider.yaml of nova-compute), or take it out of the flavor"
         return obstacle("class", f"the host reports no {name}, and the flavor needs {needs}", fix)
     numbers = {
-        "class": name, "needs": needs, "free": max(0, room.free), "over": max(0, -room.free), "total": room.total,
-        "reserved": room.reserved, "ratio": room.ratio, "max_unit": room.max_unit, "used": room.used,
-        "missing": needs - room.free,
+        "class": name, "needs": needs, "free": max(0, stock.free), "over": max(0, -stock.free), "total": stock.total,
+        "reserved": stock.reserved, "ratio": stock.ratio, "max_unit": stock.max_unit, "used": stock.used,
+        "missing": needs - stock.free,
     }  # fmt: skip
     reserve, fewer = _kept(host, name), ""
     if reserve:
         smaller += f", or write a smaller reserve (hosts.{host.name}.reserve)"
         fewer = f", or write a smaller reserve (hosts.{host.name}.reserve)"
-    if needs > room.capacity:
+    if needs > stock.capacity:
         requested = amount_of(facts, name, needs)
-        text = f"too big for the host: {requested} asked, and it has {_capacity(name, room)} when it is empty"
+        text = f"too big for the host: {requested} asked, and it has {_capacity(name, stock)} when it is empty"
         return obstacle("too-big", text + reserve, smaller, (numbers,), f"not enough {what}, even when it is empty")
-    if needs > room.max_unit:
-        most = amount(name, room.max_unit)
+    if needs > stock.max_unit:
+        most = amount(name, stock.max_unit)
         text = f"{amount_of(facts, name, needs)} asked, and one server may have {most} at most (max_unit)"
         return obstacle("max-unit", text, smaller, (numbers,))
-    if needs <= room.free:
-        text = f"had not enough {what} a moment ago: {requested} asked, {amount(name, room.free)} free"
+    if needs <= stock.free:
+        text = f"had not enough {what} a moment ago: {requested} asked, {amount(name, stock.free)} free"
         return obstacle("room", text, "ask again")
-    has = f"{amount(name, room.free)} free" if room.free >= 0 else f"none free, over by {amount(name, -room.free)}"
-    text = f"not enough {what}: {requested} asked, {has}; {amount(name, room.used)} in use of {_capacity(name, room)}"
-    fix = f"free {amount_of(facts, name, needs - room.free)} on the host{fewer}"
+    has = f"{amount(name, stock.free)} free" if stock.free >= 0 else f"none free, over by {amount(name, -stock.free)}"
+    text = f"not enough {what}: {requested} asked, {has}; {amount(name, stock.used)} in use of {_capacity(name, stock)}"
+    fix = f"free {amount_of(facts, name, needs - stock.free)} on the host{fewer}"
     return obstacle("room", text + reserve, fix, (numbers,), f"not enough {what}")
 
 
-def _capacity(name: str, room: HostStock) -> str:
+def _capacity(name: str, stock: HostStock) -> str:
     """``94208 MiB``, with the arithmetic where there is one: ``28, which is (16 - 2 reserved) * 2``."""
-    whole = amount(name, room.capacity)
-    if not room.reserved and room.ratio == 1:
+    whole = amount(name, stock.capacity)
+    if not stock.reserved and stock.ratio == 1:
         return whole
-    less = f"({room.total} - {room.reserved} reserved)" if room.reserved else str(room.total)
-    return f"{whole}, which is {less}" + (f" * {room.ratio:g}" if room.ratio != 1 else "")
+    less = f"({stock.total} - {stock.reserved} reserved)" if stock.reserved else str(stock.total)
+    return f"{whole}, which is {less}" + (f" * {stock.ratio:g}" if stock.ratio != 1 else "")
 
 
 def _kept(host: ComputeNode, name: str) -> str:
@@ -445,11 +445,11 @@ def match(value: str, requirement: str) -> bool:
         return False
 
 
-def shortage(rooms: Mapping[str, HostStock | None], amounts: Mapping[str, int]) -> dict[str, int]:
+def shortage(stocks: Mapping[str, HostStock | None], amounts: Mapping[str, int]) -> dict[str, int]:
     """Return how much is missing of each class, of those that were looked at."""
     missing = {}
     for name, needs in amounts.items():
-        room = rooms.get(name)
-        if room is not None and needs > room.free:
-            missing[name] = needs - room.free
+        stock = stocks.get(name)
+        if stock is not None and needs > stock.free:
+            missing[name] = needs - stock.free
     return missing

@@ -54,14 +54,14 @@ class CloserReader:
         heard = [answer for answer in short if answer.host not in silent]
         chosen = {answer.host for answer in sorted(heard, key=_distance)[:LOOK_CLOSER]}
         later = {h.name: self._cloud.later(self._servers_on, h) for h in facts.hosts if h.name in chosen}
-        rooms = {h.name: self._rooms(facts, request, h) for h in facts.hosts if h.name in chosen}
+        stocks = {h.name: self._rooms(facts, request, h) for h in facts.hosts if h.name in chosen}
         rows = {name: result.result() for name, result in later.items()}
         statuses = self._statuses(facts, rows, [gpu for gpu in self._gpus if gpu.host in chosen])
         self._learn(row for servers in rows.values() for row in servers)
         return replace(
             facts,
             hosts=tuple(
-                replace(host, rooms=rooms[host.name](), servers=tuple(map(self._running, rows[host.name])))
+                replace(host, rooms=stocks[host.name](), servers=tuple(map(self._running, rows[host.name])))
                 if host.name in chosen
                 else host
                 for host in facts.hosts

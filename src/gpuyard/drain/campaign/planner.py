@@ -307,21 +307,21 @@ def _halted(row: CampaignRow, halted: str) -> CampaignRow:
 
 def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
     """A host by itself, as if there were no other one."""
-    sight, journal = now.sights.get(host, CampaignHostState()), now.journal
+    state, journal = now.sights.get(host, CampaignHostState()), now.journal
     through = journal.last(CampaignAct.RETURN, host)
     if through is not None and through.happening is Happening.DONE:
         return CampaignRow(host, CampaignStanding.BACK, f"since {through.at}")
     if through is not None and through.happening is Happening.FAILED and through.run == journal.run:
         return CampaignRow(host, CampaignStanding.FAILED, through.about)  # whatever has become of it since
-    begun, maintenance = journal.last(CampaignAct.BEGIN, host), sight.maintenance
+    begun, maintenance = journal.last(CampaignAct.BEGIN, host), state.maintenance
     if begun is not None and begun.happening is Happening.FAILED and begun.run == journal.run:
         return CampaignRow(host, CampaignStanding.FAILED, begun.about)
     if maintenance is None or maintenance.state is MaintenanceState.CANCELLED:
         if maintenance is not None and begun is not None and begun.run == journal.run:
             return CampaignRow(host, CampaignStanding.FAILED, "its maintenance was cancelled by somebody")
         return (
-            CampaignRow(host, CampaignStanding.TAKEN, sight.other)
-            if sight.other
+            CampaignRow(host, CampaignStanding.TAKEN, state.other)
+            if state.other
             else CampaignRow(host, CampaignStanding.WAITING, "")
         )
     if (
@@ -332,15 +332,15 @@ def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
         return _emptying(campaign, host, maintenance, now)
     if maintenance.state in (MaintenanceState.PLANNED, MaintenanceState.DRAINING):
         return _drained(campaign, host, maintenance, now)
-    if sight.work is CampaignWork.RUNNING:
-        return CampaignRow(host, CampaignStanding.AT_WORK, f"its command runs, output in {sight.log}")
+    if state.work is CampaignWork.RUNNING:
+        return CampaignRow(host, CampaignStanding.AT_WORK, f"its command runs, output in {state.log}")
     work = journal.last(CampaignAct.WORK, host)
     if work is not None and work.happening is Happening.FAILED and work.run == journal.run:
         return CampaignRow(
             host, CampaignStanding.FAILED, work.about
         )  # also where somebody has said meanwhile that it is done
     if maintenance.state is MaintenanceState.IN_WORK:
-        return _unless_used(_worked(campaign, host, sight, journal), maintenance)
+        return _unless_used(_worked(campaign, host, state, journal), maintenance)
     if maintenance.state is MaintenanceState.CHECKING:
         return _checked(campaign, host, maintenance, now)
     return _given_back(campaign, host, maintenance, now)
@@ -394,7 +394,7 @@ def _refused(journal: DeployJournal, host: str, act: CampaignAct) -> str:
     return entry.about if entry is not None and entry.happening is Happening.FAILED and entry.run == journal.run else ""
 
 
-def _worked(campaign: Campaign, host: str, sight: CampaignHostState, journal: DeployJournal) -> CampaignRow:
+def _worked(campaign: Campaign, host: str, state: CampaignHostState, journal: DeployJournal) -> CampaignRow:
     work, done = journal.last(CampaignAct.WORK, host), journal.last(CampaignAct.DONE, host)
     by_person = f"waits until somebody says 'gpuyard host maintenance done {host}'"
     if done is not None and done.happening is Happening.DONE and _since(journal, done, work):
@@ -429,10 +429,10 @@ def _unless_used(row: CampaignRow, maintenance: CampaignMaintenance) -> Campaign
 
 
 def _checked(campaign: Campaign, host: str, maintenance: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
-    sight = now.sights[host]
+    state = now.sights[host]
     if refused := _refused(now.journal, host, CampaignAct.OPEN):
         return CampaignRow(host, CampaignStanding.FAILED, refused)
-    if sight.closed and sight.heard:
+    if state.closed and state.heard:
         return CampaignRow(
             host, CampaignStanding.CHECKING, "the work is done, and Nova may use it again", CampaignAct.OPEN
         )
@@ -444,13 +444,13 @@ def _checked(campaign: Campaign, host: str, maintenance: CampaignMaintenance, no
 
 def _given_back(campaign: Campaign, host: str, maintenance: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
     """Its maintenance is over: are all of its GPUs, too?"""
-    sight, journal = now.sights[host], now.journal
+    state, journal = now.sights[host], now.journal
     begun, work = journal.last(CampaignAct.BEGIN, host), journal.last(CampaignAct.WORK, host)
     if not campaign.by_hand and (work is None or not _since(journal, work, begun)):
         if begun is not None and begun.run == journal.run:
             return CampaignRow(host, CampaignStanding.FAILED, "somebody has given it back before its work was begun")
         return CampaignRow(host, CampaignStanding.WAITING, "")
-    bad = [gpu for gpu in sight.gpus if gpu.state is HealthState.QUARANTINED and gpu.since >= maintenance.since]
+    bad = [gpu for gpu in state.gpus if gpu.state is HealthState.QUARANTINED and gpu.since >= maintenance.since]
     if bad:
         return CampaignRow(
             host, CampaignStanding.FAILED, "; ".join(f"{gpu.address} is quarantined: {gpu.cause}" for gpu in bad)
@@ -458,14 +458,14 @@ def _given_back(campaign: Campaign, host: str, maintenance: CampaignMaintenance,
     acceptance = journal.last(CampaignAct.ACCEPT, host)
     if refused := _refused(journal, host, CampaignAct.ACCEPT) or _refused(journal, host, CampaignAct.OPEN):
         return CampaignRow(host, CampaignStanding.FAILED, refused)
-    if sight.closed:  # somebody has answered for it before Nova was told
+    if state.closed:  # somebody has answered for it before Nova was told
         return CampaignRow(host, CampaignStanding.CHECKING, "it is back, and Nova may use it again", CampaignAct.OPEN)
-    if sight.tries:
-        return CampaignRow(host, CampaignStanding.ACCEPTING, f"servers try {sight.tries} of its slots")
-    wait = [gpu.address for gpu in sight.gpus if gpu.state is HealthState.TO_ACCEPT]
+    if state.tries:
+        return CampaignRow(host, CampaignStanding.ACCEPTING, f"servers try {state.tries} of its slots")
+    wait = [gpu.address for gpu in state.gpus if gpu.state is HealthState.TO_ACCEPT]
     if wait and acceptance is not None and acceptance.happening is Happening.DONE and acceptance.run == journal.run:
         return CampaignRow(
-            host, CampaignStanding.FAILED, f"{', '.join(wait)}: not accepted: {sight.tried or 'no server tried them'}"
+            host, CampaignStanding.FAILED, f"{', '.join(wait)}: not accepted: {state.tried or 'no server tried them'}"
         )
     if wait:
         return CampaignRow(
@@ -474,7 +474,7 @@ def _given_back(campaign: Campaign, host: str, maintenance: CampaignMaintenance,
             f"{', '.join(wait)}: to be accepted before anybody gets them",
             CampaignAct.ACCEPT,
         )
-    if suspect := [gpu.address for gpu in sight.gpus if gpu.state is HealthState.SUSPECT]:
+    if suspect := [gpu.address for gpu in state.gpus if gpu.state is HealthState.SUSPECT]:
         return CampaignRow(
             host, CampaignStanding.CHECKING, f"{', '.join(suspect)}: suspect; waits until that has passed"
         )

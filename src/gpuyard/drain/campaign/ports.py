@@ -83,20 +83,20 @@ class PortalCampaign:
         if any(gpu.state is HealthState.TO_ACCEPT for gpu in gpus):
             tries, tried = self._tries(host)
             gpus = self._gpus(host)  # after the tries: one that has ended meanwhile has been judged
-        sight = CampaignHostState(_maintenance(row), "", gpus, tries, tried, work, code, log)
-        return self._with_drain(host, sight, journal) if self._drains is not None else sight
+        state = CampaignHostState(_maintenance(row), "", gpus, tries, tried, work, code, log)
+        return self._with_drain(host, state, journal) if self._drains is not None else state
 
-    def _with_drain(self, host: str, sight: CampaignHostState, journal: DeployJournal) -> CampaignHostState:
+    def _with_drain(self, host: str, state: CampaignHostState, journal: DeployJournal) -> CampaignHostState:
         """What the cloud says beside the portal."""
-        maintenance, drains = sight.maintenance, self._drains
+        maintenance, drains = state.maintenance, self._drains
         assert maintenance is not None
         assert drains is not None
         if maintenance.state in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK) and not is_emptied(journal, host):
-            return replace(sight, drain=drains.look(host, maintenance.may_go_down))
+            return replace(state, drain=drains.look(host, maintenance.may_go_down))
         if maintenance.state in (MaintenanceState.CHECKING, MaintenanceState.BACK):
             closed, heard = drains.closed(host)
-            return replace(sight, closed=closed, heard=heard)
-        return sight
+            return replace(state, closed=closed, heard=heard)
+        return state
 
     def _work(self, host: str, journal: DeployJournal) -> tuple[CampaignWork, int, str]:
         begun = journal.last(CampaignAct.WORK, host)

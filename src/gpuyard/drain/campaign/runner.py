@@ -85,9 +85,9 @@ class CampaignRun:
         self._silent = None
         while True:
             try:
-                sights = self.doors.look(journal)
-                journal = self._note_ends(sights, journal)
-                plan = self.plan(sights, journal)
+                states = self.doors.look(journal)
+                journal = self._note_ends(states, journal)
+                plan = self.plan(states, journal)
             except CampaignUnseenError as error:
                 self._wait_for_portal(error)
                 continue
@@ -109,9 +109,9 @@ class CampaignRun:
         self.unseen(str(error))
         self.doors.wait()
 
-    def plan(self, sights: Mapping[str, CampaignHostState], journal: DeployJournal) -> CampaignPlan:
+    def plan(self, states: Mapping[str, CampaignHostState], journal: DeployJournal) -> CampaignPlan:
         """Plan the next acts. Where there is a choice, hosts on which nobody would lose anything are first."""
-        now = CampaignNow(sights, journal, self.clock(), self.doors.stop_asked())
+        now = CampaignNow(states, journal, self.clock(), self.doors.stop_asked())
         plan = plan_campaign(self.campaign, now)
         waiting = [row.host for row in plan.rows if row.standing is CampaignStanding.WAITING]
         if not 0 < sum(row.act is CampaignAct.BEGIN for row in plan.rows) < len(waiting) or self._is_canary(plan):
@@ -122,15 +122,15 @@ class CampaignRun:
     def _is_canary(self, plan: CampaignPlan) -> bool:
         return any(row.host == self.campaign.first and row.act is CampaignAct.BEGIN for row in plan.rows)
 
-    def _note_ends(self, sights: Mapping[str, CampaignHostState], journal: DeployJournal) -> DeployJournal:
+    def _note_ends(self, states: Mapping[str, CampaignHostState], journal: DeployJournal) -> DeployJournal:
         """Write down how commands, and ways of servers, have ended that were begun."""
         for host in self.campaign.hosts:
-            sight = sights[host]
-            if sight.work is CampaignWork.ENDED:
-                why = f"its command ended with {sight.code}; its output is in {sight.log}" if sight.code else ""
+            state = states[host]
+            if state.work is CampaignWork.ENDED:
+                why = f"its command ended with {state.code}; its output is in {state.log}" if state.code else ""
                 journal = self._note_end(journal, CampaignAct.WORK, host, why)
-            if sight.drain is not None and sight.drain.move is CampaignWork.ENDED:
-                journal = self._note_end(journal, CampaignAct.DRAIN, host, sight.drain.failed)
+            if state.drain is not None and state.drain.move is CampaignWork.ENDED:
+                journal = self._note_end(journal, CampaignAct.DRAIN, host, state.drain.failed)
         return journal
 
     def _note_failures(self, plan: CampaignPlan, journal: DeployJournal) -> DeployJournal:

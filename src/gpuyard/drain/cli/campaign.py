@@ -70,8 +70,8 @@ def plan(
     from gpuyard.drain.campaign.definition import read_campaign
 
     campaign, where = read_campaign(file), zone_of(zone)
-    doors, journal = _doors(campaign, state, where, site, cloud, url), _journal(campaign, state)
-    print_list(_rows(campaign, doors, journal, where), COLUMNS, format_, columns)
+    portal, journal = _doors(campaign, state, where, site, cloud, url), _journal(campaign, state)
+    print_list(_rows(campaign, portal, journal, where), COLUMNS, format_, columns)
 
 
 @app.command()
@@ -98,18 +98,18 @@ def run(
     campaign, where = read_campaign(file), zone_of(zone)
     _must_be_there(campaign)
     screen = _Screen()
-    doors = _doors(campaign, state, where, site, cloud, url, screen.say)
+    portal = _doors(campaign, state, where, site, cloud, url, screen.say)
     journal = _journal(campaign, state)
     again = _again(file, state, zone, site, cloud, url)
     with journal.writer() as writer:
-        doors.stop_file.unlink(missing_ok=True)
-        rows = _rows(campaign, doors, journal, where)  # also with --yes: a host that nobody knows ends it here
+        portal.stop_file.unlink(missing_ok=True)
+        rows = _rows(campaign, portal, journal, where)  # also with --yes: a host that nobody knows ends it here
         if not yes:
             print_list(rows, COLUMNS)
             if not confirmed(f"Carry out campaign {campaign.campaign} on {len(campaign.hosts)} hosts?"):
                 print("Nothing was run.")
                 raise typer.Exit(1)
-        campaign_run = CampaignRun(campaign, doors, writer, lambda: datetime.now(UTC), screen.show, screen.unseen)
+        campaign_run = CampaignRun(campaign, portal, writer, lambda: datetime.now(UTC), screen.show, screen.unseen)
         try:
             campaign_plan = campaign_run.run(journal.read(secrets.token_hex(4)))
         except KeyboardInterrupt:
@@ -136,8 +136,8 @@ def status(
     from gpuyard.drain.campaign.definition import read_campaign
 
     campaign, where = read_campaign(file), zone_of(zone)
-    doors, journal = _doors(campaign, state, where, site, cloud, url), _journal(campaign, state)
-    rows = _rows(campaign, doors, journal, where, forecast=False)
+    portal, journal = _doors(campaign, state, where, site, cloud, url), _journal(campaign, state)
+    rows = _rows(campaign, portal, journal, where, forecast=False)
     print_list(rows, COLUMNS[:3], format_, columns)
     if format_ is Format.TABLE:
         back = sum(row["State"] == "back" for row in rows)
@@ -248,21 +248,21 @@ def _must_be_there(campaign: Campaign) -> None:
 
 
 def _rows(
-    campaign: Campaign, doors: PortalCampaign, journal: JournalFile, zone: ZoneInfo, *, forecast: bool = True
+    campaign: Campaign, portal: PortalCampaign, journal: JournalFile, zone: ZoneInfo, *, forecast: bool = True
 ) -> list[dict[str, object]]:
     from gpuyard.drain.campaign.planner import CampaignCost, CampaignNow, expected, plan_campaign
 
     # Of no run: what has failed before is shown as it would be gone on with.
     read, now = journal.read(), datetime.now(UTC)
-    sights = doors.look(read)
-    campaign_plan = plan_campaign(campaign, CampaignNow(sights, read, now, doors.stop_asked()))
+    states = portal.look(read)
+    campaign_plan = plan_campaign(campaign, CampaignNow(states, read, now, portal.stop_asked()))
     times = expected(campaign, campaign_plan.rows, now) if forecast else {}
     rows: list[dict[str, object]] = []
     for row in campaign_plan.rows:
-        cost = doors.cost(row.host, *times[row.host]) if row.host in times else CampaignCost()
+        cost = portal.cost(row.host, *times[row.host]) if row.host in times else CampaignCost()
         act = f"{row.act.value}: {row.reason}" if row.act else row.reason
         start = times[row.host][0].astimezone(zone).strftime("%Y-%m-%d %H:%M") if row.host in times else ""
-        keeps = "; ".join(doors.stays(row.host, cost)) if row.host in times else ""
+        keeps = "; ".join(portal.stays(row.host, cost)) if row.host in times else ""
         values = (row.host, row.standing.value, act, start, cost.moves or "", keeps)
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows

@@ -230,11 +230,15 @@ class AcceptanceController:
         }
 
     def _why_held(self, gpus: Iterable[GpuHealth]) -> str:
-        sight = self._doors.sight()
+        observation = self._doors.sight()
         for gpu in gpus:
-            holder = sight.snapshot.holders.get(provider_name(gpu.host, gpu.address)) if sight is not None else None
-            if sight is not None and holder is not None:
-                server = sight.snapshot.servers.get(holder)
+            holder = (
+                observation.snapshot.holders.get(provider_name(gpu.host, gpu.address))
+                if observation is not None
+                else None
+            )
+            if observation is not None and holder is not None:
+                server = observation.snapshot.servers.get(holder)
                 name = server.name if server is not None else ""
                 return f"server {name or holder} has {gpu.name}"
             if gpu.state in PASSING:
@@ -248,16 +252,16 @@ class AcceptanceController:
         if self._flavor(attempt) is None:
             what = f"a whole group of {len(attempt.gpus)} GPUs" if len(attempt.gpus) > 1 else "one GPU"
             return f"the site has no flavor with {what} of pool {attempt.pool}"
-        sight = self._doors.sight()
-        if sight is None:
+        observation = self._doors.sight()
+        if observation is None:
             return ""
         for address in attempt.gpus:
             name = provider_name(attempt.host, address)
-            if name not in sight.snapshot.providers:
+            if name not in observation.snapshot.providers:
                 return f"Placement does not have {attempt.host}/{address}: 'gpuyard gpu list' says why"
-            if name in sight.snapshot.left_behind:
+            if name in observation.snapshot.left_behind:
                 return f"a server that was evacuated still counts for {attempt.host}/{address}"
-            if name in sight.snapshot.reserved and name not in sight.ours:
+            if name in observation.snapshot.reserved and name not in observation.ours:
                 return (
                     f"{attempt.host}/{address} is reserved in Placement by somebody else; where Nova keeps it after a "
                     "use, its host scrubs it first: ask again when it is to be accepted once more"
@@ -277,12 +281,12 @@ class AcceptanceController:
         server = next(
             (candidate for candidate in ours if candidate.id == attempt.server or candidate.name == attempt.name), None
         )
-        sight = self._sight(attempt, server, loans.get(attempt.loan))
+        observed = self._sight(attempt, server, loans.get(attempt.loan))
         now = self._now()
-        after = judged(attempt, sight, self._within, now)
+        after = judged(attempt, observed, self._within, now)
         if server is not None and not attempt.server:
             after = replace(after, server=server.id)
-        if after.state is TryState.LENT and sight.usable:
+        if after.state is TryState.LENT and observed.usable:
             self._create(after)
             return
         if after != attempt and self._write(after) and after.state is TryState.DELETING:
@@ -361,8 +365,8 @@ class AcceptanceController:
     def _seems_taken(self, attempt: Try) -> bool:
         """Return whether the last look at the cloud still had a server on it: a GPU that is given out then would be
         told to be in use, and its server to be there without a loan."""
-        sight = self._doors.sight()
-        holders = sight.snapshot.holders if sight is not None else {}
+        observation = self._doors.sight()
+        holders = observation.snapshot.holders if observation is not None else {}
         return any(provider_name(attempt.host, address) in holders for address in attempt.gpus)
 
     def _finish(self, attempt: Try) -> None:

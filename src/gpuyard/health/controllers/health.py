@@ -102,12 +102,12 @@ class HealthController:
         suspect."""
         if not self._leadership.is_leader(BOOKINGS):
             return None
-        sight = self._sight()
-        if sight is not None and sight is not self._judged:
-            self._store.observe(self._signals.look(self.places, sight.snapshot, self._service.uses()))
-            self._judged = sight
+        observation = self._sight()
+        if observation is not None and observation is not self._judged:
+            self._store.observe(self._signals.look(self.places, observation.snapshot, self._service.uses()))
+            self._judged = observation
         for _ in range(ROUNDS):
-            plan = self._plan(sight)
+            plan = self._plan(observation)
             written = self._write(plan)
             if written:
                 break
@@ -116,20 +116,20 @@ class HealthController:
         self.asked = plan.asked
         records = self._store.gpus()
         self._tell()
-        if sight is not None:
-            self._generations(records, sight)
+        if observation is not None:
+            self._generations(records, observation)
         self._prune()
-        if sight is not None:
-            self._faults.tell(records, sight.snapshot)
+        if observation is not None:
+            self._faults.tell(records, observation.snapshot)
         ends = [record.until for record in records if record.until is not None]
         return max(0.0, (min(ends) - self._now()).total_seconds()) if ends else None
 
     def _sight(self) -> CloudObservation | None:
         """None when nothing is known that is true now."""
-        sight = self._bookings.sight
-        return sight if sight is not None and self._now() - sight.snapshot.taken_at <= OLD else None
+        observation = self._bookings.sight
+        return observation if observation is not None and self._now() - observation.snapshot.taken_at <= OLD else None
 
-    def _plan(self, sight: CloudObservation | None) -> HealthPlan:
+    def _plan(self, observation: CloudObservation | None) -> HealthPlan:
         now = self._now()
         self._noted = {key: at for key, at in self._noted.items() if timedelta(0) <= now - at < QUIET}
         suspected = self._store.became(HealthState.SUSPECT, now - LATELY)
@@ -137,8 +137,8 @@ class HealthController:
         known_names = {gpu.name for gpu in records}
         around = Circumstances(
             now,
-            sights(self.places, sight) if sight is not None else {},
-            sight.snapshot.taken_at if sight is not None else None,
+            sights(self.places, observation) if observation is not None else {},
+            observation.snapshot.taken_at if observation is not None else None,
             self._store.heard(),
             {f"{host}/{address}": count for (host, address), count in suspected.items()},
             self._noted,
@@ -181,10 +181,10 @@ class HealthController:
             self._told = back
             self.kept_back_others(f"other GPUs are kept back: {', '.join(news[:3])}")
 
-    def _generations(self, records: list[GpuHealth], sight: CloudObservation) -> None:
+    def _generations(self, records: list[GpuHealth], observation: CloudObservation) -> None:
         """Of GPUs that Nova keeps reserved after a use: they are released in this very generation, or not at all. One
         call for each, once."""
-        providers, once = sight.snapshot.providers, {place.name for place in self.places if place.once}
+        providers, once = observation.snapshot.providers, {place.name for place in self.places if place.once}
         news = {
             name: record
             for record in records
@@ -332,15 +332,15 @@ def site_places(compiled: CompiledSite) -> tuple[SitePlace, ...]:
     )  # fmt: skip
 
 
-def sights(places: tuple[SitePlace, ...], sight: CloudObservation) -> dict[str, GpuObservation]:
+def sights(places: tuple[SitePlace, ...], observation: CloudObservation) -> dict[str, GpuObservation]:
     """Return the use of GPUs by name. Left out are those that Placement does not have; those that an evacuated server
     left behind, whose guest may still be there: their use is over when nova-compute there says so; and those whose host
     is in a cell of Nova that does not answer."""
-    snapshot, silent, observations_by_gpu = sight.snapshot, sight.snapshot.silent_hosts, {}
+    snapshot, silent, observations_by_gpu = observation.snapshot, observation.snapshot.silent_hosts, {}
     for place in places:
         name = provider_name(place.host, place.address)
         if name in snapshot.providers and name not in snapshot.left_behind and place.host not in silent:
-            reserved = name in snapshot.reserved and name not in sight.ours
+            reserved = name in snapshot.reserved and name not in observation.ours
             holder = snapshot.holders.get(name, "")
             observations_by_gpu[place.name] = GpuObservation(
                 holder, reserved, bool(holder) and holder not in snapshot.servers

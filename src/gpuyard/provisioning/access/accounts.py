@@ -94,8 +94,8 @@ class SeenAccounts:
 def wanted(prefixes: dict[str, str], projects_of_servers: tuple[str, ...], shares: bool = False) -> Accounts:
     """Return the accounts that shall be. `prefixes` and `shares`: as in `access_rules`."""
 
-    def credential(cloud: str, project: str, door: CallCredentials, *roles: str) -> Credential:
-        rules = access_rules(door, prefixes, shares)
+    def credential(cloud: str, project: str, credentials: CallCredentials, *roles: str) -> Credential:
+        rules = access_rules(credentials, prefixes, shares)
         rule_set = frozenset((rule["service"], rule["method"], rule["path"]) for rule in rules)
         return Credential(cloud, project, frozenset(roles), rule_set)
 

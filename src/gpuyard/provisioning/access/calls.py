@@ -157,10 +157,10 @@ def calls_of(shares: bool) -> tuple[AllowedCall, ...]:
     return (*CALLS, *CALLS_FOR_SHARES) if shares else CALLS
 
 
-def access_rules(door: CallCredentials, prefixes: dict[str, str], shares: bool) -> list[dict[str, str]]:
+def access_rules(credentials: CallCredentials, prefixes: dict[str, str], shares: bool) -> list[dict[str, str]]:
     """Return the rules of a credential, as Keystone takes them. `prefixes`: the path of each service's API, by type, as
     requests have it when they come to the service; a rule may have Keystone's wildcards. `shares`: as in `calls_of`."""
-    mine = [call for call in calls_of(shares) if call.door is door]
+    mine = [call for call in calls_of(shares) if call.door is credentials]
     rules = [(call.service, call.method, prefixes[call.service] + call.path) for call in mine]
     # The client asks each service which versions it has, with its token.
     for service in sorted({call.service for call in mine}):

@@ -39,13 +39,13 @@ class Registrations:
     def __init__(
         self,
         site: RunnerSite,
-        sights: RunnerObserver,
+        observer: RunnerObserver,
         store: RunnerStore,
         live: LiveReader,
         workers: WorkerPool,
         now: Callable[[], datetime],
     ) -> None:
-        self._site, self._sights, self._store, self._workers, self._now = site, sights, store, workers, now
+        self._site, self._sights, self._store, self._workers, self._now = site, observer, store, workers, now
         self._live = live
         self._last: dict[Place, datetime] = {}
         self._first: dict[tuple[Place, int], datetime] = {}

@@ -66,7 +66,7 @@ class Runners:
     def __init__(
         self,
         site: RunnerSite,
-        doors: RunnerPorts,
+        ports: RunnerPorts,
         now: Callable[[], datetime],
         executor: Callable[[str, int], Executor] = lambda name, many: ThreadPoolExecutor(many, name),
         portal: str = "",
@@ -77,30 +77,30 @@ class Runners:
         self.webhook_stored = WakeSignal()
         """To be sent after a webhook was written down."""
         self._executors = [executor("runners", CREW), executor("jobs", ASKERS)]
-        self.site, self.doors = site, doors
+        self.site, self.doors = site, ports
         repositories = Repositories(
-            site.compiled.site, doors.clients, now,
-            lambda scope: doors.store.repositories_with_jobs(scope, now() - FAMILIAR),
+            site.compiled.site, ports.clients, now,
+            lambda scope: ports.store.repositories_with_jobs(scope, now() - FAMILIAR),
         )  # fmt: skip
         self.controller = RunnerController(
-            site, doors, partial(WorkerPool, self._executors[0]), now, repositories.known
+            site, ports, partial(WorkerPool, self._executors[0]), now, repositories.known
         )
-        visibility = RepositoryVisibility(doors.clients, doors.store, now)
+        visibility = RepositoryVisibility(ports.clients, ports.store, now)
         self.intake = JobIntake(
-            site, doors.store, self.controller.book, self.controller.live, repositories, self._executors[1], now,
+            site, ports.store, self.controller.book, self.controller.live, repositories, self._executors[1], now,
             visibility.heard,
         )  # fmt: skip
         period = timedelta(seconds=RECOVERY_PERIOD)
         self.recovery = Recovery(
-            doors.clients, doors.store, self.controller.book, self.intake, repositories, self._hooked, now, period,
+            ports.clients, ports.store, self.controller.book, self.intake, repositories, self._hooked, now, period,
             visibility,
         )  # fmt: skip
         self.registrations = Registrations(
-            site, self.controller.sights, doors.store, self.controller.live, self.controller.workers, now
+            site, self.controller.sights, ports.store, self.controller.live, self.controller.workers, now
         )
         self._announcer = Announcer(
-            {name: client for name, client in doors.clients.items() if client.enrolment.statuses},
-            partial(doors.store.value, ANNOUNCED), partial(doors.store.set_value, ANNOUNCED), now,
+            {name: client for name, client in ports.clients.items() if client.enrolment.statuses},
+            partial(ports.store.value, ANNOUNCED), partial(ports.store.set_value, ANNOUNCED), now,
             partial(job_link, portal),
         )  # fmt: skip
         self.listeners = [self._listener(label) for label in site.runners.sets]
@@ -224,8 +224,8 @@ def open_runners(
     clients: Mapping[str, GitHubClient] = {enrolment.name: client(enrolment) for enrolment in runners.enrolments}
     sets = {name: ScaleSetClient(github_client) for name, github_client in clients.items()}
     holds = open_hold_check(compiled, ledger, health, api) if health is not None else None
-    doors = RunnerPorts(
+    ports = RunnerPorts(
         store, ledger, GuardedServers(servers), clients, sets, health, holds, open_slot_kinds(compiled, api).known,
         open_group_holds(compiled, ledger, api, health.kept_back if health is not None else dict),
     )  # fmt: skip
-    return Runners(RunnerSite(compiled, project_id, identity=identity), doors, now, portal=portal)
+    return Runners(RunnerSite(compiled, project_id, identity=identity), ports, now, portal=portal)

@@ -117,39 +117,39 @@ class RunnerController:
     def __init__(
         self,
         site: RunnerSite,
-        doors: RunnerPorts,
+        ports: RunnerPorts,
         workers: Callable[[Callable[[], None]], WorkerPool],
         now: Callable[[], datetime],
         configurations: Callable[[], Mapping[tuple[str, str], Configuration]] = dict,
     ) -> None:
         """`workers` makes one that calls its argument after each piece of work. `configurations`: repositories'
         configurations when they were last read, by enrolment and ``owner/name``."""
-        self.site, self.doors, self._now = site, doors, now
+        self.site, self.doors, self._now = site, ports, now
         self.wake = WakeSignal()
         """Sent when another run of the loop has something to do; A_JOB is the reason that concerns the intake, too."""
         self.planned_anew = WakeSignal()
         """Sent after each plan, when what scale sets can have may have changed."""
         self.overview = RunnerOverviewCache()
-        self.book = JobRepository(doors.store, now, lambda: self.wake(A_JOB))
-        self.live = LiveReader(doors.store, now)
+        self.book = JobRepository(ports.store, now, lambda: self.wake(A_JOB))
+        self.live = LiveReader(ports.store, now)
         self.set_ids: dict[tuple[str, str], int] = {}
         """(enrolment, name) -> GitHub's number of a scale set, as its listener has it since this process began."""
-        registrar = Registrar(doors.clients, doors.sets, partial(set_number, doors.store, self.set_ids))
-        self.sights = RunnerObserver(doors.servers, registrar, doors.clients, now)
+        registrar = Registrar(ports.clients, ports.sets, partial(set_number, ports.store, self.set_ids))
+        self.sights = RunnerObserver(ports.servers, registrar, ports.clients, now)
         self.workers = workers(lambda: self.wake("some work is done"))
-        self._leases = doors.ledger.leases
-        self._quarantine = Quarantine(doors.ledger, now, doors.health)
+        self._leases = ports.ledger.leases
+        self._quarantine = Quarantine(ports.ledger, now, ports.health)
         self._pauses = Pauses(now)
         self.executor = RunnerExecutor(
             Tools(
-                store=doors.store, leases=self._leases, servers=doors.servers, registrar=registrar,
+                store=ports.store, leases=self._leases, servers=ports.servers, registrar=registrar,
                 flavors=self._flavors, rules=self._guest_rules, find=self.sights.server_of,
                 looked=self.sights.looked_at_nova,
                 broken=self._quarantine.hold, now=now, failed=self._job_goes_on, limited=self._github_limited,
-                registered=self._pauses.github_worked, blocked=self._blocked, **_checks_of(doors),
+                registered=self._pauses.github_worked, blocked=self._blocked, **_checks_of(ports),
             )
         )  # fmt: skip
-        self._spare = SpareTimes(doors.store)
+        self._spare = SpareTimes(ports.store)
         self._asked: dict[str, datetime] = {}
         self._removed: dict[str, datetime] = {}
         """Runners that are to go -> when it was last looked at what is left of them."""
@@ -160,7 +160,7 @@ class RunnerController:
         self._out_of_use: Mapping[str, str] = {}
         """GPUs on which nothing new is to start, each with why, as of this run."""
         self._lock = threading.Lock()
-        self.permissions = PermissionCheck(site.runners, doors.clients)
+        self.permissions = PermissionCheck(site.runners, ports.clients)
         self.plan = RunnerPlan()
         self.planned = False
         """Whether there was a plan: before, nobody knows what scale sets can have."""
@@ -364,10 +364,10 @@ class RunnerController:
                 self._last_jobs[where, runner.spec.kind] = runner.busy
 
     def _rooms(self, runners: Sequence[Runner], now: datetime) -> Mapping[str, PoolCapacity]:
-        rooms = dict(self._leases.rooms())
+        capacities = dict(self._leases.rooms())
         if self.site.runners.cpu_runners:
-            rooms[CPU] = cpu_room(self.site.runners, runners, self.site.boots, now)
-        return rooms
+            capacities[CPU] = cpu_room(self.site.runners, runners, self.site.boots, now)
+        return capacities
 
     def _stopped(self) -> dict[str, str]:
         stopped = self._pauses.stopped()
@@ -578,10 +578,10 @@ def _ask_of_each(what: str, runners: Sequence[Runner], look: Callable[[Runner], 
         raise RunnersError("; ".join(problems.texts)[:1000])
 
 
-def _checks_of(doors: RunnerPorts) -> dict[str, Any]:
+def _checks_of(ports: RunnerPorts) -> dict[str, Any]:
     """Tools that a site may have or not."""
-    health = {"unheld": doors.holds.unheld, "gpus_of": doors.holds.gpus_of} if doors.holds else {}
-    groups = {"hold_group": doors.groups.place, "lift_hold": doors.groups.lift} if doors.groups else {}
+    health = {"unheld": ports.holds.unheld, "gpus_of": ports.holds.gpus_of} if ports.holds else {}
+    groups = {"hold_group": ports.groups.place, "lift_hold": ports.groups.lift} if ports.groups else {}
     return {**health, **groups}
 
 

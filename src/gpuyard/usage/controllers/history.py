@@ -81,18 +81,18 @@ class HistoryController:
         written."""
         if not self._ledger.upkeep.leadership.is_leader(BOOKINGS):
             return
-        sight = self._bookings.sight
-        if sight is not None and sight.words is not None and sight.snapshot.taken_at != self._done:
-            self.look(sight)
-            self._done = sight.snapshot.taken_at
+        observation = self._bookings.sight
+        if observation is not None and observation.words is not None and observation.snapshot.taken_at != self._done:
+            self.look(observation)
+            self._done = observation.snapshot.taken_at
         sum_up(self._store, self._zone, self._tariffs, DAYS_AT_ONCE)
         self._prune()
 
-    def look(self, sight: CloudObservation) -> bool:
+    def look(self, observation: CloudObservation) -> bool:
         """Write what was observed. False when another process has written a later observation. Raises HistoryError when
         the clock has gone back, or the cloud shows another time."""
-        _same_time(sight.snapshot)
-        extent, taken = self._store.seen(), whole(sight.snapshot.taken_at)
+        _same_time(observation.snapshot)
+        extent, taken = self._store.seen(), whole(observation.snapshot.taken_at)
         if extent is not None and taken <= extent.until:
             self._open = None  # it may be taken back, to when this one looked last
             if extent.until - taken > GAP:  # less is another process's last look
@@ -103,7 +103,7 @@ class HistoryController:
                 )
             return False
         open = self._goes_on(extent)
-        plan = plan_look(open.values(), extent, self._seen(sight, taken, extent, open.values()))
+        plan = plan_look(open.values(), extent, self._seen(observation, taken, extent, open.values()))
         if plan is None:
             return False
         if not self._store.write(extent.until if extent else None, taken, plan.settled, plan.ends, plan.adds):
@@ -121,12 +121,12 @@ class HistoryController:
         return {(interval.host, interval.address, interval.pool): interval for interval in self._store.open()}
 
     def _seen(
-        self, sight: CloudObservation, taken: datetime, extent: Extent | None, open: Iterable[Interval]
+        self, observation: CloudObservation, taken: datetime, extent: Extent | None, open: Iterable[Interval]
     ) -> CloudSeen:
         """What Nova remembers is read after the look, so that what has ended since the last one is in the one or the
         other."""
-        snapshot, ledger = sight.snapshot, sight.ledger
-        statuses = gpu_statuses(self._compiled.gpus, snapshot, sight.words or {})
+        snapshot, ledger = observation.snapshot, observation.ledger
+        statuses = gpu_statuses(self._compiled.gpus, snapshot, observation.words or {})
         tracks = tracks_of(statuses, snapshot, ledger)
         if extent is None:
             return CloudSeen(taken, tracks)

@@ -195,9 +195,9 @@ def install(app: FastAPI, service: AccountingService, others: OthersShown) -> No
         intervals = service.history.intervals(start, end, limit=MOST_ROWS + 1) if start < end else []
         _bounded(len(intervals))
         pieces = laid_out([cut for interval in intervals if (cut := clipped(interval, start, end))])
-        sight = use_sight(others, who)
+        visibility = use_sight(others, who)
         ordered = sorted(
-            map(sight.interval, pieces), key=lambda interval: (interval.start, interval.host, interval.address)
+            map(visibility.interval, pieces), key=lambda interval: (interval.start, interval.host, interval.address)
         )
         lines = [_interval_line(interval) for interval in ordered]
         conditions = filters.where()
