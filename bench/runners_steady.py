@@ -105,7 +105,7 @@ def fill(world: SimulatedRunners) -> None:
 
 
 def steady(world: SimulatedRunners) -> None:
-    client = next(iter(world.runners.doors.clients.values()))
+    client = next(iter(world.runners.ports.clients.values()))
     world.step()
     cores = []
     before = client.usage()

@@ -312,7 +312,7 @@ def test_times_are_the_viewers_and_can_be_those_of_utc(site: Site, visits: Visit
 
 def test_sentences_of_the_server_are_in_the_zone_of_the_page(site: Site, visits: Visits) -> None:
     due = at("2026-11-24T23:30")
-    site.ledger.upkeep.records.put_case(
+    site.ledger.upkeep.records.put_overstay(
         Overstay("s1", "vm", "t4", ADA.user_id, "p", "must_book", ReclaimAction.STOP, NOON, warned=NOON, due=due)
     )
     site.ledger.create(Ask("t4", due, due + HOUR, comment="not before 2026-11-24 23:30 UTC"), ADA)

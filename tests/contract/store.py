@@ -761,15 +761,15 @@ def cases_are_open_until_they_are_cleared(store: Store) -> None:
     two = replace(
         overstay, server_id="s2", seen=at(1), warned=at(1), due=at(2), done=at(2), dry_run=False, text="shelved"
     )
-    store.put_case(two)
-    store.put_case(overstay)
-    assert store.open_cases() == [overstay, two]
-    store.put_case(replace(overstay, cleared=at(3)))
+    store.put_overstay(two)
+    store.put_overstay(overstay)
+    assert store.open_overstays() == [overstay, two]
+    store.put_overstay(replace(overstay, cleared=at(3)))
     again = replace(overstay, seen=at(4))
-    store.put_case(again)
-    assert store.open_cases() == [two, again]
-    assert store.cases() == [again, two, replace(overstay, cleared=at(3))]
-    assert store.cases(1) == [again]
+    store.put_overstay(again)
+    assert store.open_overstays() == [two, again]
+    assert store.overstays() == [again, two, replace(overstay, cleared=at(3))]
+    assert store.overstays(1) == [again]
 
 
 def enforcement_remembers_values(store: Store) -> None:

@@ -112,7 +112,9 @@ def test_a_gpu_that_was_repaired_is_accepted_by_a_server_on_it_and_no_thief_gets
     driver.register(booked.health.loop(2.0, bookings))
 
     def opened_anew() -> OpenedAcceptance:
-        made = open_acceptance(booked.compiled, operator, service, booked.ledger, lambda: sight.sight, booked.clock)
+        made = open_acceptance(
+            booked.compiled, operator, service, booked.ledger, lambda: sight.observation, booked.clock
+        )
         assert made is not None
         return made
 

@@ -154,7 +154,7 @@ def test_two_people_want_the_same_gpus(
         bob.page.get_by_role("button", name="Accept").click()
         expect(bob.page.locator("#upcoming .card")).to_contain_text("t4")
 
-        (overstay,) = booked.ledger._store.open_cases()
+        (overstay,) = booked.ledger._store.open_overstays()
         assert overstay.due is not None
         booked.clock.until(overstay.due)
         for _ in range(60):

@@ -129,7 +129,7 @@ def test_a_server_on_a_lease_starts_at_once_and_makes_way_for_a_booking(opened: 
     claim = booked.claim_on(booked.lanes()[booked.now(mine).lanes[0]])
     assert claim is not None
     assert claim.server_id == boot.server_id, "Nova's choice is the ledger's"
-    assert not booked.ledger.upkeep.records.open_cases()
+    assert not booked.ledger.upkeep.records.open_overstays()
     booking = booked.book("bob", start=0, gpus=4)
     assert (booked.now(mine).state, booked.now(mine).reason) == (BookingState.ENDED, MADE_WAY)
     booked.controller.run()

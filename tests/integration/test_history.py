@@ -91,7 +91,7 @@ def test_history_is_what_nova_remembers(opened: Open) -> None:
     booked = opened(FREE, {"physics": {"gpus": {"t4": 4}}, "art": {"gpus": {"t4": 4}}})
     controller = controller_of(booked)
     look(booked, controller)
-    snapshot = booked.controller.sight.snapshot if booked.controller.sight else None
+    snapshot = booked.controller.observation.snapshot if booked.controller.observation else None
     assert snapshot is not None
     assert snapshot.clock is not None, "its answers say what time it is"
     assert abs(snapshot.clock - snapshot.taken_at) < timedelta(minutes=1)

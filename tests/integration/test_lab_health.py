@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app
 from gpuyard.client.client import Client, Row
-from gpuyard.client.portal import open_door
+from gpuyard.client.portal import open_session
 from gpuyard_lab import control, processes
 from gpuyard_lab.clients import ADMIN_CLOUD, DEMO_CLOUD
 from gpuyard_lab.hosts import HOSTS
@@ -62,7 +62,7 @@ def url(state: Path) -> str:
 def client(state: Path, url: str, cloud: str) -> Client:
     running = remembered(state)
     assert running is not None
-    return Client(open_door(cloud, url, running.clouds_file))
+    return Client(open_session(cloud, url, running.clouds_file))
 
 
 def health(admin: Client, gpu: str) -> str:

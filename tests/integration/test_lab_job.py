@@ -24,7 +24,7 @@ from gpuyard.bookings.controllers.group_holds import open_group_holds
 from gpuyard.bookings.controllers.site_ledger import open_ledger
 from gpuyard.cli.main import app
 from gpuyard.client.client import Client
-from gpuyard.client.portal import open_door
+from gpuyard.client.portal import open_session
 from gpuyard.model.world import AGENT_WORD
 from gpuyard.openstack.api import connect
 from gpuyard.openstack.servers import NovaServers, ServerWish, open_servers_project
@@ -235,7 +235,7 @@ def test_prometheus_has_an_answer_to_everything_that_is_shipped(state: Path, tmp
         until(lambda: " " in word())
         agent_says(url, booted.server_id, word().split()[1])
         push_job(lab_now, REPOSITORY, "gpuyard-v100", 1)
-        client, now = Client(open_door(DEMO_CLOUD, url, lab_now.clouds_file)), datetime.now(UTC)
+        client, now = Client(open_session(DEMO_CLOUD, url, lab_now.clouds_file)), datetime.now(UTC)
         end = now + timedelta(hours=1)
         (made,) = client.create({"pool": "t4", "gpus": 1, "start": now.isoformat(), "end": end.isoformat()})
         until(lambda: metrics.number('gpuyard_admission_seconds_count{outcome="taken"}') == 1)

@@ -22,7 +22,7 @@ from gpuyard.bookings.controllers.bookings import BookingController
 from gpuyard.bookings.pool_view import PREPARE
 from gpuyard.cli.main import app
 from gpuyard.client.client import Client
-from gpuyard.client.portal import open_door
+from gpuyard.client.portal import open_session
 from gpuyard.client.rows import keepings
 from gpuyard.diagnosis.drift import find_drift
 from gpuyard.diagnosis.drift.read import read_world
@@ -130,9 +130,9 @@ def test_every_place_says_the_same_of_every_gpu(
     loaded = load_site(tmp_path / "site.yaml")
     with served(booked.ledger, [booked.people["bob"]], statuses) as url:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, [booked.people["bob"]])))
-        rows = Client(open_door("bob", url)).gpus()
+        rows = Client(open_session("bob", url)).gpus()
         listed = CliRunner().invoke(app, ["gpu", "list", "--os-cloud", "bob", "--url", url, "-f", "json"]).stdout
-        columns, table = of_openstack(Client(open_door("bob", url)))
+        columns, table = of_openstack(Client(open_session("bob", url)))
     assert of_page(statuses) == {f"{s.gpu.address} on {s.gpu.host}": s.state.value for s in statuses}
     assert [row["state"] for row in rows] == [status.state.value for status in statuses]
     mine = [{name: "" if value is None else value for name, value in row.items()} for row in json.loads(listed)]

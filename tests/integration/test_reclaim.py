@@ -40,7 +40,7 @@ def overstay(booked: BookedLab, who: str = "ada") -> Boot:
 
 def case(booked: BookedLab, boot: Boot) -> Overstay:
     """The newest of a server."""
-    return next(overstay for overstay in booked.ledger._store.cases() if overstay.server_id == boot.server_id)
+    return next(overstay for overstay in booked.ledger._store.overstays() if overstay.server_id == boot.server_id)
 
 
 def run_until_gone(
@@ -216,10 +216,10 @@ def test_servers_without_a_booking_make_room_the_newest_first(opened: Open) -> N
     assert booked.refused("bob")
     booking = booked.book("ada", start=40 * 60)
     booked.controller.run()
-    assert not booked.ledger._store.open_cases(), "too early to bother anybody"
+    assert not booked.ledger._store.open_overstays(), "too early to bother anybody"
     booked.clock.forward(minutes=11)
     booked.controller.run()
-    assert [(overstay.server_id, overstay.rule) for overstay in booked.ledger._store.open_cases()] == [
+    assert [(overstay.server_id, overstay.rule) for overstay in booked.ledger._store.open_overstays()] == [
         (new.server_id, YIELDS)
     ]
     due = case(booked, new).due

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from gpuyard.bookings.records import Query
-from gpuyard.client.portal import open_door
+from gpuyard.client.portal import open_session
 from gpuyard.model.booking import BookingKind, BookingState
 from gpuyard.model.moments import second_text
 from gpuyard.openstack.api import CloudApi, CloudError, connect
@@ -279,7 +279,7 @@ def storm(
             boot=timedelta(seconds=0.5), program=GPUYARD if given else ("-m", "tests.support.hurried"), nova=nova.url,
         )  # fmt: skip
         with limits_kept(operator), open_yard(lab, operator, tmp_path, clouds, database, about) as inventory:
-            door = open_door(DEMO_CLOUD, f"http://127.0.0.1:{inventory.port}")
+            door = open_session(DEMO_CLOUD, f"http://127.0.0.1:{inventory.port}")
             exercise = Exercise(operator, connect(DEMO_CLOUD), load_site(inventory.site).compiled, "storm-")
             far = timedelta(minutes=10 if given else 2)
             people = StormPeople(door, exercise, far)

@@ -143,7 +143,7 @@ def _busy(portal: HealthPortal) -> None:
     case = Overstay(
         SERVER, "enigma", "v100", TURING.user_id, TURING.project_id, PAST_THE_END, ReclaimAction.SHELVE, NOON
     )
-    Store(ledger.database).put_case(replace(case, warned=NOON, due=NOON + HOUR))
+    Store(ledger.database).put_overstay(replace(case, warned=NOON, due=NOON + HOUR))
     fine(portal)
     turn(
         portal, f"gpu-1/{OFTEN}", HealthState.QUARANTINED, 9 * HOUR, "it smells of smoke", signal="reported",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpuyard.client.client import Client
-from gpuyard.client.portal import open_door
+from gpuyard.client.portal import open_session
 
 with warnings.catch_warnings():  # it warns about itself when it is imported
     warnings.simplefilter("ignore")
@@ -25,7 +25,7 @@ with warnings.catch_warnings():  # it warns about itself when it is imported
 def take(who: str, name: str, *words: str) -> Any:
     """What a command gives to be printed: (columns, values); for one without that, what it prints."""
     stdout = io.StringIO()
-    manager = SimpleNamespace(gpu=Client(open_door(who)))
+    manager = SimpleNamespace(gpu=Client(open_session(who)))
     app = SimpleNamespace(client_manager=manager, stdout=stdout, stderr=io.StringIO())
     command = COMMANDS[name](app, None)
     result = command.take_action(command.get_parser(f"openstack {name}").parse_args(words))

@@ -311,10 +311,10 @@ def _played(state: Path | None, name: str) -> tuple[Path, str]:
 def _admin(clouds_file: Path, url: str = "") -> Client:
     """The lab's portal as its admin; where the catalogue says that it is, or at an address."""
     from gpuyard.client.client import Client
-    from gpuyard.client.portal import open_door
+    from gpuyard.client.portal import open_session
     from gpuyard_lab.clients import ADMIN_CLOUD
 
-    return Client(open_door(ADMIN_CLOUD, url, clouds_file))
+    return Client(open_session(ADMIN_CLOUD, url, clouds_file))
 
 
 def _gpu_of(clouds_file: Path, server: str) -> str:
@@ -334,12 +334,12 @@ def _gpu_of(clouds_file: Path, server: str) -> str:
 def _refuse_booked(clouds_file: Path, host: str) -> None:
     """Raise BlockedError when bookings keep GPUs of the host: the exercise would wait for them in vain."""
     from gpuyard.client.client import Client
-    from gpuyard.client.portal import NoPortalError, PortalUnreachableError, open_door
+    from gpuyard.client.portal import NoPortalError, PortalUnreachableError, open_session
     from gpuyard.model.errors import BlockedError
     from gpuyard_lab.clients import ADMIN_CLOUD
 
     try:
-        booked = list(Client(open_door(ADMIN_CLOUD, "", clouds_file)).bookings(state=["active"]))
+        booked = list(Client(open_session(ADMIN_CLOUD, "", clouds_file)).bookings(state=["active"]))
     except (PortalUnreachableError, NoPortalError):  # a lab without a portal, whose bookings nobody enforces
         return
     host_bookings = [row for row in booked if any(name.startswith(f"{host}/") for name in row["gpu_names"])]

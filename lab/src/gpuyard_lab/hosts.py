@@ -118,14 +118,16 @@ class Played:
 
     def __init__(self, host: PlayedHost, url: str) -> None:
         self.name = host.name
-        self._door = PortalReportClient(url, str(host.token_file))
+        self._session = PortalReportClient(url, str(host.token_file))
         self._watcher = Watcher(open_tree(str(host.root)), KernelLog(lambda: None), lambda: QEMU, host.name)
         self._told = ""
 
     def step(self, number: int, now: str) -> None:
         """Observe and report once. A problem is printed once, until it changes."""
         try:
-            self._door.post(f"/v1/hosts/{quote(self.name, safe='')}/looks", self._watcher.look(number, now).as_dict())
+            self._session.post(
+                f"/v1/hosts/{quote(self.name, safe='')}/looks", self._watcher.look(number, now).as_dict()
+            )
             self._watcher.arrived()
             self._told = ""
         except GpuyardError as error:

@@ -54,9 +54,9 @@ class Do(StrEnum):
 
 
 @dataclass(frozen=True)
-class CaseStep:
+class OverstayStep:
     do: Do
-    case: Overstay
+    overstay: Overstay
     """As it is to be written once it is done."""
     status: str = ""
     """The server's, as Nova has it."""
@@ -93,16 +93,16 @@ def idle_ones(view: PoolView, idle: Collection[str]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def plan_cases(
+def plan_overstays(
     view: PoolView,
     why: Mapping[str, str],
     overstays: Sequence[Overstay],
     dry_run: bool,
     now: datetime,
     only_warn: Collection[str] = (),
-) -> list[CaseStep]:
-    """Plan the next step for each server of a pool. `overstays`: its open overstays; `only_warn`: rules by which nothing
-    follows but a warning."""
+) -> list[OverstayStep]:
+    """Plan the next step for each server of a pool. `overstays`: its open overstays; `only_warn`: rules by which
+    nothing follows but a warning."""
     holders = {holder.id: holder for holder in view.holders if holder.lanes}
     steps = [
         _next(view, overstay, holders.get(overstay.server_id), why, dry_run, now, only_warn) for overstay in overstays
@@ -123,7 +123,7 @@ def plan_cases(
                 dry_run=dry_run,
                 text=RULES[rule],
             )
-            steps.append(CaseStep(Do.OPEN, overstay, holder.status))
+            steps.append(OverstayStep(Do.OPEN, overstay, holder.status))
     return [step for step in steps if step is not None]
 
 
@@ -135,27 +135,27 @@ def _next(
     dry_run: bool,
     now: datetime,
     only_warn: Collection[str],
-) -> CaseStep | None:
+) -> OverstayStep | None:
     if holder is None or overstay.server_id not in why:
         if holder is not None and holder.on_its_way:
             return None
         if holder is None and asked(overstay) and overstay.done is None:
-            return CaseStep(Do.FINISH, replace(overstay, done=now, cleared=now))
-        return CaseStep(Do.CLEAR, replace(overstay, cleared=now), holder.status if holder else "")
+            return OverstayStep(Do.FINISH, replace(overstay, done=now, cleared=now))
+        return OverstayStep(Do.CLEAR, replace(overstay, cleared=now), holder.status if holder else "")
     rules = view.rules(holder.project)
     if overstay.dry_run != dry_run:
         # What was only said so far is said again, for real, with all of its time; or the other way round.
         fresh = replace(
             overstay, dry_run=dry_run, warned=None, due=None, done=None, text=RULES[why[overstay.server_id]]
         )
-        return CaseStep(Do.OPEN, fresh, holder.status)
+        return OverstayStep(Do.OPEN, fresh, holder.status)
     rule = why[overstay.server_id]
     overstay = replace(overstay, action=_action(view, holder, rule, only_warn), rule=rule)
     if overstay.warned is None or overstay.due is None:
         if holder.status == REBUILDING:
             # An evacuated server counts on both hosts until its new one has it: nothing that its owner could mend.
             return None
-        return CaseStep(Do.WARN, replace(overstay, warned=now, due=now + rules.grace), holder.status)
+        return OverstayStep(Do.WARN, replace(overstay, warned=now, due=now + rules.grace), holder.status)
     if now < overstay.due or overstay.action is ReclaimAction.WARN:
         return None
     if overstay.done is not None and (
@@ -163,10 +163,10 @@ def _next(
     ):
         return None
     if dry_run:
-        return CaseStep(Do.ACT, replace(overstay, done=now), holder.status)
+        return OverstayStep(Do.ACT, replace(overstay, done=now), holder.status)
     if overstay.action is ReclaimAction.STOP and holder.status == "SHUTOFF":
-        return CaseStep(Do.FINISH, replace(overstay, done=now), holder.status)
-    return CaseStep(Do.ACT, replace(overstay, text=ASKED + RULES[overstay.rule]), holder.status)
+        return OverstayStep(Do.FINISH, replace(overstay, done=now), holder.status)
+    return OverstayStep(Do.ACT, replace(overstay, text=ASKED + RULES[overstay.rule]), holder.status)
 
 
 def _action(view: PoolView, holder: Holder, rule: str, only_warn: Collection[str]) -> ReclaimAction:

@@ -51,13 +51,13 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
         new_key: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
-        self._door = session
+        self._session = session
         self._sleep = sleep
         self._new_key = new_key
 
     @property
     def url(self) -> str:
-        return self._door.url
+        return self._session.url
 
     # Bookings
 
@@ -329,7 +329,7 @@ class Client:
         while True:
             pause = next(pauses, None)
             try:
-                reply = self._door.request(method, path, body=body, query=query, headers=headers)
+                reply = self._session.request(method, path, body=body, query=query, headers=headers)
             except PortalUnreachableError:
                 if pause is None:
                     raise

@@ -112,13 +112,13 @@ class Nobody(BaseAuthPlugin):
         return {}
 
 
-def open_public_door(url: str, why: str) -> PortalSession:
+def open_public_session(url: str, why: str) -> PortalSession:
     """Return a session for what a portal shows to everybody. `why`: what keeps you from a token, and what to do. Raises
     UsageError."""
     return PortalSession(Session(Nobody()), url, nobody=why)
 
 
-def open_door(cloud: str | None = None, url: str = "", clouds_file: Path | None = None) -> PortalSession:
+def open_session(cloud: str | None = None, url: str = "", clouds_file: Path | None = None) -> PortalSession:
     """Return a session for the portal as a user of clouds.yaml; None means OS_CLOUD or the OS_* variables, as for
     `openstack`.
 
@@ -132,10 +132,10 @@ def open_door(cloud: str | None = None, url: str = "", clouds_file: Path | None 
     endpoint = url or region.get_endpoint(SERVICE_TYPE) or ""
     interface = region.get_interface(SERVICE_TYPE) or "public"
     name = region.get_region_name(SERVICE_TYPE)
-    return door_of(session, endpoint, region=name, interface=interface)
+    return session_for(session, endpoint, region=name, interface=interface)
 
 
-def door_of(
+def session_for(
     session: Session, url: str = "", *, region: str | None = None, interface: str | list[str] = "public"
 ) -> PortalSession:
     """Return a session for the portal through a Keystone session that is there already: at `url`, or where the

@@ -59,15 +59,15 @@ BookingArgument = Annotated[str, typer.Argument(metavar="BOOKING", help="Id of t
 def client_of(cloud: str | None, url: str) -> Client:
     """The portal, as the user of clouds.yaml."""
     from gpuyard.client.client import Client
-    from gpuyard.client.portal import open_door
+    from gpuyard.client.portal import open_session
 
-    return Client(open_door(cloud, url))
+    return Client(open_session(cloud, url))
 
 
 def client_of_anybody(cloud: str | None, url: str) -> Client:
     """The portal, as the user of clouds.yaml; where no cloud is named and an address is, as anybody."""
     from gpuyard.client.client import Client
-    from gpuyard.client.portal import open_public_door
+    from gpuyard.client.portal import open_public_session
     from gpuyard.openstack.config import NoCloudError
 
     try:
@@ -75,7 +75,7 @@ def client_of_anybody(cloud: str | None, url: str) -> Client:
     except NoCloudError as error:
         if not url:
             raise
-        return Client(open_public_door(url, str(error)))
+        return Client(open_public_session(url, str(error)))
 
 
 def gpus_of_portal(cloud: str | None, url: str, **query: object) -> tuple[list[dict[str, Any]] | None, str]:

@@ -28,7 +28,7 @@ from gpuyard.inventory.web.shown_servers import view_for
 from gpuyard.model.gpu import GpuState, GpuStatus
 from gpuyard.model.rights import Verb, may
 from gpuyard.usage.store import Which
-from gpuyard.usage.web.shown_use import use_sight
+from gpuyard.usage.web.shown_use import use_visibility
 from gpuyard.web.assets import render
 from gpuyard.web.navigation import navigation
 from gpuyard.web.people import Visitor, find_visitor
@@ -178,7 +178,7 @@ class GpuPages:
         which = Which(host=host, address=address.lower())
         intervals = history.intervals(start, now, which, MOST_INTERVALS)
         extent, href = history.extent(), gpu_href(host, address)
-        shown = [*map(use_sight(self._sources.settings.others, who).interval, intervals)]
+        shown = [*map(use_visibility(self._sources.settings.others, who).interval, intervals)]
         return timeline(shown, extent, start, now, days, href, cut=len(intervals) == MOST_INTERVALS)
 
     # A host

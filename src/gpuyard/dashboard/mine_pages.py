@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.records import Query
-from gpuyard.bookings.web.booking_documents import BookingRows, case_row
+from gpuyard.bookings.web.booking_documents import BookingRows, overstay_row
 from gpuyard.dashboard.mine_presenter import is_theirs, mine_page, servers_of
 from gpuyard.dashboard.sources import Sources
 from gpuyard.health.web.card_use import CardUses
@@ -38,8 +38,8 @@ def install(app: FastAPI, sources: Sources, ledger: Ledger, rows: BookingRows, u
         query = Query(user_id=who.person.user_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
         bookings = [*map(rows.of(who), ledger.find(query, MOST_BOOKINGS))]
         cases = [
-            case_row(overstay, who.person)
-            for overstay in ledger.cases(who.person)
+            overstay_row(overstay, who.person)
+            for overstay in ledger.overstays(who.person)
             if overstay.user_id == who.person.user_id
         ]
         names = {f"{status.gpu.host}/{status.gpu.address}" for status in theirs}

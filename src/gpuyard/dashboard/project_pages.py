@@ -33,7 +33,7 @@ from gpuyard.model.rights import Verb, may
 from gpuyard.usage.controllers.accounting import AccountingService
 from gpuyard.usage.controllers.reading import History
 from gpuyard.usage.reckoning import DAY, day_span, local_day
-from gpuyard.usage.web.shown_use import use_sight
+from gpuyard.usage.web.shown_use import use_visibility
 from gpuyard.web.assets import render
 from gpuyard.web.authenticator import Authenticator
 from gpuyard.web.navigation import navigation_of
@@ -65,7 +65,7 @@ def install(
         end = min(_next_month(first), today + DAY)
         use_sums = history.sums(first, end, BY, "day", {"project_id": person.project_id})
         query = Wanted(project_id=person.project_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
-        book, visibility = ledger.book, use_sight(sources.settings.others, who)
+        book, visibility = ledger.book, use_visibility(sources.settings.others, who)
         shown = project_page(
             person.project,
             use_sums.sums,

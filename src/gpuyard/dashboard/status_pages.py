@@ -66,7 +66,7 @@ def install(app: FastAPI, sources: Sources) -> None:
         return ForAll(status.model_dump_json(), "application/json")
 
     statuses: Shared[tuple[bool, bool], SiteStatus] = Shared(
-        lambda sight, now: site_status(sources, details=sight[0], holds=sight[1]), LASTS, sources.now
+        lambda visibility, now: site_status(sources, details=visibility[0], holds=visibility[1]), LASTS, sources.now
     )
     documents = Shared(for_strangers, LASTS, sources.now)
 

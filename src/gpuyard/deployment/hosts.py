@@ -54,7 +54,7 @@ class DeployHosts:
         site gives away, once known."""
         own = {name: self._words(name, gpus) for name in names}
         outcomes = self._run("look", names, own, replace(self.options, seconds=LOOK_SECONDS))
-        return {name: self._sight(name, outcome, recorded.get(name)) for name, outcome in outcomes.items()}
+        return {name: self._state_of(name, outcome, recorded.get(name)) for name, outcome in outcomes.items()}
 
     def prepare(self, names: Sequence[str], gpus: Mapping[str, Sequence[str]] | None) -> dict[str, str]:
         """Prepare hosts; return host -> problem."""
@@ -115,7 +115,7 @@ class DeployHosts:
     def _target(self, name: str) -> str:
         return self.deploy.hosts[name].login(name, self.deploy.user)
 
-    def _sight(self, name: str, outcome: Outcome, recorded: Inventory | None) -> HostState:
+    def _state_of(self, name: str, outcome: Outcome, recorded: Inventory | None) -> HostState:
         if problem := problem_of(outcome):
             return HostState(problem=problem)
         try:

@@ -170,7 +170,7 @@ class _Work:
         self._settles: list[int] = []
         self._waits = False
         """Time alone ends no suspicion now."""
-        self._sight = around.sights.get(place.name)
+        self._observed = around.sights.get(place.name)
         self.gpu = record or self._first_seen()
         if self.gpu.pool != place.pool:
             self.gpu = replace(self.gpu, pool=place.pool)
@@ -247,7 +247,7 @@ class _Work:
         return gpu
 
     def _follow_server(self) -> None:
-        observed, state = self._sight, self.gpu.state
+        observed, state = self._observed, self.gpu.state
         if observed is not None and state is HealthState.TO_ACCEPT and self._needs_scrub(observed):
             self._become(
                 HealthState.RETURNED, "Nova keeps it reserved after a use: it is scrubbed before it is accepted"
@@ -375,7 +375,7 @@ class _Work:
         """What a guest said to be wrong with a GPU that its server has no more: time alone does not mend that. It is
         accepted where the site has acceptance, scrubbed where Nova keeps it reserved, else quarantined. While nobody
         knows who gets it, it waits."""
-        observed = self._sight
+        observed = self._observed
         if observed is None or observed.is_moved:
             self._waits = True
         elif observed.server == observation.by:
@@ -408,7 +408,7 @@ class _Work:
 
     def _can_be_accepted(self) -> bool:
         """Return whether no server has it, nor Nova keeps it reserved after one."""
-        held = self._sight is None or bool(self._sight.server) or (self._place.once and self._sight.reserved)
+        held = self._observed is None or bool(self._observed.server) or (self._place.once and self._observed.reserved)
         return (self.gpu.state, HealthState.TO_ACCEPT) in TRANSITIONS and not held
 
     def _try_out(self, observation: Observation, verdict: SignalVerdict) -> None:
@@ -481,7 +481,7 @@ class _Work:
             return
         if self._is_watched(gpu.signal) and not self._heard_since(gpu.since):
             return  # nothing was seen because nobody has looked
-        observed = self._sight
+        observed = self._observed
         if observed is None:
             return
         to = HealthState.FINE

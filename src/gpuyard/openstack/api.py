@@ -63,7 +63,7 @@ class CloudApi:
         requests that the credentials of this one are not good for."""
         self.counted = counted or CloudCalls()
         self._elsewhere = elsewhere or Elsewhere()
-        self._doors: dict[str, CloudApi] = {}
+        self._clients: dict[str, CloudApi] = {}
         self.name: str = connection.config.name or "the environment"
         self.region: str = connection.config.region_name or ""
         self._connection = connection
@@ -109,7 +109,7 @@ class CloudApi:
         with self._lock:
             self.calls += 1
         if self._elsewhere.limits and (method, service, path) == ("GET", "identity", "/limits"):
-            return self._door(self._elsewhere.limits).request(method, service, path, query=query)
+            return self._client_of(self._elsewhere.limits).request(method, service, path, query=query)
         keywords: dict[str, Any] = {"raise_exc": False, "timeout": TIMEOUT}
         keywords["connect_retries"] = 0 if method == "POST" else 1
         if timeout is not None:
@@ -227,18 +227,18 @@ class CloudApi:
         region = config.get_one(auth=auth, auth_type="password", api_timeout=TIMEOUT, **self.settings())
         return CloudApi(openstack.connection.Connection(config=region))
 
-    def _door(self, cloud: str) -> CloudApi:
+    def _client_of(self, cloud: str) -> CloudApi:
         """Another cloud of the same clouds.yaml; its requests are counted with ours."""
         with self._opening:
-            if cloud not in self._doors:
-                self._doors[cloud] = connect(cloud, self._elsewhere.clouds_file, self.counted)
-            return self._doors[cloud]
+            if cloud not in self._clients:
+                self._clients[cloud] = connect(cloud, self._elsewhere.clouds_file, self.counted)
+            return self._clients[cloud]
 
     def in_project(self, project_id: str) -> CloudApi:
         """Return the same user in another project, or the cloud that clouds.yaml names for it. Raises CloudError when
         the user has no role there."""
         if cloud := self._elsewhere.projects.get(project_id):
-            return self._door(cloud)
+            return self._client_of(cloud)
         try:
             scoped = CloudApi(self._connection.connect_as(project_id=project_id), self.counted)
             if scoped.project != project_id:

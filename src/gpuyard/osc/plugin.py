@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from gpuyard.client.client import Client
-from gpuyard.client.portal import SERVICE_TYPE, door_of
+from gpuyard.client.portal import SERVICE_TYPE, session_for
 
 API_NAME = "gpu"
 API_VERSION_OPTION = "os_gpu_api_version"
@@ -35,5 +35,5 @@ def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
 def make_client(instance: Any) -> Client:
     """`instance` is the client manager of `openstack`: session, region, interface."""
     url = instance._cli_options.get_endpoint(SERVICE_TYPE) or ""
-    session = door_of(instance.session, url, region=instance.region_name, interface=instance.interface or "public")
+    session = session_for(instance.session, url, region=instance.region_name, interface=instance.interface or "public")
     return Client(session)

@@ -84,8 +84,12 @@ def _set_state(app: FastAPI, sources: Sources, capabilities: SiteCapabilities) -
 
 def _add_layers(app: FastAPI, sources: Sources, capabilities: SiteCapabilities, allowed_hosts: Sequence[str]) -> None:
     """What stands before all routes. The layer that is added last sees a request first."""
-    doors = {path: door for capability in capabilities.all for path, door in capability.doors.items()}
-    first = {path: door for capability in capabilities.all for path, door in capability.first_doors.items()}
+    fast_paths = {
+        path: fast_path for capability in capabilities.all for path, fast_path in capability.fast_paths.items()
+    }
+    first = {
+        path: fast_path for capability in capabilities.all for path, fast_path in capability.first_fast_paths.items()
+    }
     if capabilities.authenticator is not None:
         public = [*([PUBLIC] if app.state.public_runners else []), *([STATUS] if app.state.public_status else [])]
         app.add_middleware(AccessMiddleware, authenticator=capabilities.authenticator, public=public)
@@ -96,13 +100,13 @@ def _add_layers(app: FastAPI, sources: Sources, capabilities: SiteCapabilities, 
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=LEVEL)
     if capabilities.authenticator is None:
         app.add_middleware(OpenReadsMiddleware, gateways=sources.settings.trusted_gateways)
-    if doors:
-        app.add_middleware(FastPath, doors=doors)
+    if fast_paths:
+        app.add_middleware(FastPath, fast_paths=fast_paths)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
     app.add_middleware(Limited)
     app.add_middleware(Protected)
     if first:
-        app.add_middleware(FastPath, doors=first)
+        app.add_middleware(FastPath, fast_paths=first)
 
 
 def _collectors(sources: Sources, requests: RequestCounts, tallies: Tallies) -> Iterator[Collector]:

@@ -87,7 +87,7 @@ class LedgerCollector(Collector):
             live, now = self._ledger.live(), self._now()
             yield from _of_bookings(self._ledger.book.pools, live, now)
             yield from self._of_outbox(now)
-            yield from self._of_cases(now)
+            yield from self._of_overstays(now)
         except StoreError:  # the other metrics say that something is wrong
             return
 
@@ -120,10 +120,12 @@ class LedgerCollector(Collector):
             oldest.add_metric([channel], age)
         yield from (many, oldest)
 
-    def _of_cases(self, now: datetime) -> Iterator[Metric]:
-        cases = self._ledger.upkeep.records.open_cases()
-        by_rule = Counter((overstay.pool, overstay.rule) for overstay in cases)
-        late = [_age(now, overstay.due) for overstay in cases if not overstay.dry_run and overstay.action in GIVES_BACK]
+    def _of_overstays(self, now: datetime) -> Iterator[Metric]:
+        overstays = self._ledger.upkeep.records.open_overstays()
+        by_rule = Counter((overstay.pool, overstay.rule) for overstay in overstays)
+        late = [
+            _age(now, overstay.due) for overstay in overstays if not overstay.dry_run and overstay.action in GIVES_BACK
+        ]
         open_ = GaugeMetricFamily(
             "gpuyard_reclaim_cases", "Servers that keep GPUs without a booking, by the rule.", labels=["pool", "rule"]
         )

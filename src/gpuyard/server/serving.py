@@ -127,7 +127,7 @@ class Process:
         return replace(
             shown, ledger=parts.ledger, sessions=PortalStore(parts.ledger.database), people=KeystonePeople(self._api),
             runners=RunnerSources(
-                runners.site.runners, runners.doors.store, runners.controller.overview,
+                runners.site.runners, runners.ports.store, runners.controller.overview,
                 lambda: runners.webhook_stored("a webhook"),
             ) if runners else None,
             health=parts.health.services if parts.health else None,

@@ -113,7 +113,7 @@ def _open_on(
     health = open_health(compiled, rules, api, ledger, taker, now, portal=options.portal) if rules else None
     bookings = health.bookings if health else BookingController(api, compiled, ledger, taker, now)
     history = open_history(compiled, api, ledger, bookings, now)
-    tallies = Tallies(cloud=api.counted, reclaims=bookings.cases.counted)
+    tallies = Tallies(cloud=api.counted, reclaims=bookings.overstays.counted)
     accounting = AccountingService(compiled.site, ledger, history.history, now)
     loops = [
         *_booking_loops(ledger, bookings, history, health),

@@ -20,12 +20,12 @@ class Capability:
     """Tags of its operations, in the order in which the documentation of the API lists them."""
 
     @property
-    def doors(self) -> Mapping[str, ASGIApp]:
+    def fast_paths(self) -> Mapping[str, ASGIApp]:
         """Apps that answer POST by path before the pages' layers, but behind the limits of requests: see FastPath."""
         return {}
 
     @property
-    def first_doors(self) -> Mapping[str, ASGIApp]:
+    def first_fast_paths(self) -> Mapping[str, ASGIApp]:
         """Apps that answer POST by path before all layers but the one that numbers requests; the others then do
         nothing for them."""
         return {}

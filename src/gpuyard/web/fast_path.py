@@ -13,11 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class FastPath:
-    """Sends POST to a path of `doors` there, and everything else on."""
+    """Sends POST to a path of `fast_paths` there, and everything else on."""
 
-    def __init__(self, app: ASGIApp, doors: Mapping[str, ASGIApp]) -> None:
-        self.app, self._doors = app, doors
+    def __init__(self, app: ASGIApp, fast_paths: Mapping[str, ASGIApp]) -> None:
+        self.app, self._handlers = app, fast_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        door = self._doors.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        await (door or self.app)(scope, receive, send)
+        handler = self._handlers.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (handler or self.app)(scope, receive, send)

@@ -123,14 +123,14 @@ CASES = (
 
 class World:
     def __init__(self, case: OverstayCase) -> None:
-        self.case = case
+        self.overstay = case
         self.open: dict[GpuKey, Interval] = {}
         self.closed: list[Interval] = []
         self.last: datetime | None = None
 
     def bookings(self, now: datetime) -> list[Booking]:
         """As the ledger has them then."""
-        bookings_by_id = {booking.id: booking for since, booking in self.case.changes if at(since) <= now}
+        bookings_by_id = {booking.id: booking for since, booking in self.overstay.changes if at(since) <= now}
         return [_advanced(booking, now) for booking in bookings_by_id.values()]
 
     def look(self, now: datetime) -> None:
@@ -141,10 +141,10 @@ class World:
             if booking.state is S.ACTIVE or (booking.state is S.CONFIRMED and booking.ask.start - HOLD <= now)
         ]
         guests_by_id = {
-            f"s{n}": guest for n, guest in enumerate(self.case.guests) if at(guest.start) <= now < at(guest.end)
+            f"s{n}": guest for n, guest in enumerate(self.overstay.guests) if at(guest.start) <= now < at(guest.end)
         }
         holders = {GPUS[guest.gpu].provider_name: id for id, guest in guests_by_id.items()}
-        bad = {LANES[gpu].id: "quarantined" for gpu in self.case.bad if now >= at("11:00")}
+        bad = {LANES[gpu].id: "quarantined" for gpu in self.overstay.bad if now >= at("11:00")}
         kept_lanes = {lane: "starts soon" for booking in on for lane in booking.lanes}
         names = {LANES[n].id: gpu.provider_name for n, gpu in enumerate(GPUS)}
         reserved = frozenset(names[lane] for lane in (*kept_lanes, *bad)) - holders.keys()
@@ -159,7 +159,7 @@ class World:
         tracks = tracks_of(
             statuses, snapshot, LedgerSeen({booking.id: booking for booking in on}, drawn, lanes_of(LANES))
         )
-        lives = {f"s{n}": self._life(f"s{n}") for n, guest in enumerate(self.case.guests) if at(guest.start) <= now}
+        lives = {f"s{n}": self._life(f"s{n}") for n, guest in enumerate(self.overstay.guests) if at(guest.start) <= now}
         recorded = {id: [interval for interval in self.closed if interval.tenure.server == id] for id in lives}
         cloud_seen = CloudSeen(now, tracks, frozenset(guests_by_id), lives, recorded, bookings)
         extent = Extent(at(FIRST), self.last, self.last) if self.last else None
@@ -179,7 +179,7 @@ class World:
         return totals
 
     def _guest(self, id: str) -> Guest:
-        return self.case.guests[int(id[1:])]
+        return self.overstay.guests[int(id[1:])]
 
     def _server(self, id: str) -> Server:
         guest = self._guest(id)

@@ -24,7 +24,7 @@ from gpuyard.bookings.records import Query
 from gpuyard.cli.main import app
 from gpuyard.client.client import PAUSES, USED_UP, Client
 from gpuyard.client.errors import ApiRefusedError, ChangedError, PortalError, error_of
-from gpuyard.client.portal import PortalSession, PortalUnreachableError, Reply, address, door_of, open_door
+from gpuyard.client.portal import PortalSession, PortalUnreachableError, Reply, address, open_session, session_for
 from gpuyard.client.rows import rule_rows
 from gpuyard.client.times import local_zone, localize, parse_time, show_time
 from gpuyard.model.booking import Ask, BookingState, Rules
@@ -351,7 +351,7 @@ def test_another_s_booking_is_not_changed(url: str) -> None:
 
 def test_an_edit_over_somebody_else_s_is_refused(url: str, ledger: Ledger) -> None:
     made = create("ada")
-    client = Client(open_door("ada"))
+    client = Client(open_session("ada"))
     row, etag = client.booking(made["id"])
     client.edit(made["id"], {"comment": "first"}, etag)
     with pytest.raises(ChangedError, match="look at it again"):
@@ -525,7 +525,7 @@ def test_a_list_of_gpus_without_a_portal_says_so(url: str, monkeypatch: pytest.M
     assert result.stdout == "0000:44:00.0\n"
     assert "the portal at http://127.0.0.1:9 does not answer" in result.stderr
     assert "This is what OpenStack says; bookings and holds are not known." in result.stderr
-    monkeypatch.setattr("gpuyard.client.portal.open_door", lambda *_: door_of(Session(Catalogue(None))))
+    monkeypatch.setattr("gpuyard.client.portal.open_door", lambda *_: session_for(Session(Catalogue(None))))
     assert "the catalogue has no service of type gpu" in invoke("ada", "gpu", "list").stderr
 
 
@@ -553,14 +553,14 @@ def test_a_portal_that_the_catalogue_does_not_have_is_asked_for(monkeypatch: pyt
     session = Session(Catalogue(None))
     monkeypatch.setattr(session, "request", lambda *_, **__: pytest.fail("something was sent"))
     with pytest.raises(UsageError, match=r"no service of type gpu; name the portal: --url, or GPUYARD_URL"):
-        door_of(session)
+        session_for(session)
 
 
 @pytest.mark.parametrize("url", ["http://gpus.example.org", "http://192.0.2.7:8080", "http://[2001:db8::7]"])
 def test_a_token_goes_unencrypted_only_to_whom_it_was_meant_for(url: str, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UsageError, match="your token would go unencrypted"):
-        door_of(Session(Catalogue(url)))
-    assert door_of(Session(Catalogue(None)), url).url == url
+        session_for(Session(Catalogue(url)))
+    assert session_for(Session(Catalogue(None)), url).url == url
     assert caplog.messages == [f"your token goes to {url} unencrypted; https would keep it to yourself"]
 
 
@@ -568,7 +568,7 @@ def test_a_token_goes_unencrypted_only_to_whom_it_was_meant_for(url: str, caplog
     "url", ["https://gpus.example.org", "http://127.0.0.1:8080", "http://localhost", "http://[::1]:1"]
 )
 def test_what_others_cannot_read_needs_no_word(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert door_of(Session(Catalogue(url))).url == door_of(Session(Catalogue(None)), url).url == url
+    assert session_for(Session(Catalogue(url))).url == session_for(Session(Catalogue(None)), url).url == url
     assert not caplog.messages
 
 
@@ -603,11 +603,11 @@ class Broken(PortalSession):
 
 def test_a_booking_whose_answer_is_lost_is_not_made_twice(url: str, ledger: Ledger) -> None:
     pauses: list[float] = []
-    door = Broken(open_door("ada"), lose=2)
+    door = Broken(open_session("ada"), lose=2)
     start = datetime.now(UTC) + HOUR
     times = {"start": show_time(start, ZoneInfo("UTC")), "end": show_time(start + HOUR, ZoneInfo("UTC"))}
     [made] = Client(door, sleep=pauses.append).create({"pool": "t4", **times})
-    assert [booking["id"] for booking in Client(open_door("ada")).bookings()] == [made["id"]]
+    assert [booking["id"] for booking in Client(open_session("ada")).bookings()] == [made["id"]]
     assert len(door.keys) == 3
     assert len(set(door.keys)) == 1
     assert pauses == [*PAUSES[:2]]
@@ -615,7 +615,7 @@ def test_a_booking_whose_answer_is_lost_is_not_made_twice(url: str, ledger: Ledg
 
 def test_a_change_whose_answer_is_lost_is_not_made_again(url: str) -> None:
     made = create("ada")
-    door = Broken(open_door("ada"), lose=1)
+    door = Broken(open_session("ada"), lose=1)
     with pytest.raises(PortalUnreachableError):
         Client(door, sleep=lambda seconds: None).act(made["id"], "cancel")
     assert len(door.keys) == 1
@@ -740,7 +740,7 @@ def test_waiting_ends_when_a_server_can_be_started(url: str, ledger: Ledger) -> 
 
     made = create("ada", start="now")
     assert made["usable_since"] in (None, "")
-    row = Client(open_door("ada"), sleep=pause).wait_until_usable({**made, "usable_since": None})
+    row = Client(open_session("ada"), sleep=pause).wait_until_usable({**made, "usable_since": None})
     assert (row["state"], len(looks)) == ("active", 3)
     assert row["usable_since"]
 
@@ -755,7 +755,7 @@ def test_waiting_ends_when_a_server_from_before_uses_the_booking(url: str, ledge
         ledger.upkeep.record_claims({booking.id: booking.lanes})
 
     made = create("ada", start="now")
-    row = Client(open_door("ada"), sleep=pause).wait_until_usable({**made, "usable_since": None})
+    row = Client(open_session("ada"), sleep=pause).wait_until_usable({**made, "usable_since": None})
     assert row["claimed"]
     assert not row["usable_since"]
     assert sum(looks) == USED_UP
@@ -772,7 +772,7 @@ def test_waiting_goes_on_while_a_server_from_before_may_use_only_a_part(url: str
         ledger.upkeep.record_claims({booking.id: booking.lanes}, ready=ready, usable=dict.fromkeys(ready, True))
 
     made = create("ada", start="now")
-    row = Client(open_door("ada"), sleep=pause).wait_until_usable({**made, "usable_since": None})
+    row = Client(open_session("ada"), sleep=pause).wait_until_usable({**made, "usable_since": None})
     assert len(looks) == 3
     assert row["claimed"]
     assert row["usable_since"]
@@ -781,7 +781,7 @@ def test_waiting_goes_on_while_a_server_from_before_may_use_only_a_part(url: str
 def test_what_waits_for_somebody_is_not_waited_for(url: str) -> None:
     requested = create("bob")
     with pytest.raises(BlockedError, match="is requested: there is nothing to wait for"):
-        Client(open_door("bob")).wait_until_usable(requested)
+        Client(open_session("bob")).wait_until_usable(requested)
     assert "is requested" in refused("bob", "booking", "create", "--pool", "v100", "--end", "+1h", "--wait")
 
 

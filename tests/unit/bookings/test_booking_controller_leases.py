@@ -81,7 +81,7 @@ def test_a_lease_has_the_gpu_that_nova_chose_and_its_server_is_no_case(inventory
     harness.controller.run()
     now = harness.ledger.get(mine.id)
     assert (now.lanes, now.claimed) == ((lanes[place],), NOW)
-    assert (harness.audit("s1"), harness.ledger._store.open_cases(), harness.controller.waits) == ([], [], ())
+    assert (harness.audit("s1"), harness.ledger._store.open_overstays(), harness.controller.waits) == ([], [], ())
 
 
 def test_what_is_there_without_a_lease_is_told_and_left_alone_and_its_gpu_is_not_leased(
@@ -96,7 +96,7 @@ def test_what_is_there_without_a_lease_is_told_and_left_alone_and_its_gpu_is_not
     assert [wait.split(": ")[1] for wait in harness.controller.waits] == [
         "server r9 is in the runners' project without a lease"
     ]
-    assert [case.server_id for case in harness.ledger._store.open_cases()] == ["s2"]
+    assert [case.server_id for case in harness.ledger._store.open_overstays()] == ["s2"]
     harness.controller.run()
     taken = {lane.id for lane in harness.ledger.lanes("t4")[:2]}
     assert free_now(harness) == 2

@@ -381,11 +381,11 @@ def test_who_does_nothing_with_a_booked_gpu_is_asked_to_give_it_back(tmp_path: P
         assert f"Then:      gpuyard booking end {booking.id}" in text
         assert "Use it, or give its GPU back" in text
         words = "nothing has run on its GPUs for long: use it, or delete or shelve this server, please, "
-        assert [warning(case) for case in harness.store.open_cases()] == [f"{words}and end its booking"]
+        assert [warning(case) for case in harness.store.open_overstays()] == [f"{words}and end its booking"]
         assert [call for call in harness.cloud.asked if "compute" in call] == ["POST compute /servers/s1/metadata"]
         harness.idle_servers = frozenset()
         harness.controller.run()
-        assert harness.store.open_cases() == []
+        assert harness.store.open_overstays() == []
         assert harness.cloud.asked[-1] == "DELETE compute /servers/s1/metadata/gpuyard"
 
 
@@ -395,7 +395,7 @@ def test_where_the_site_says_so_an_idle_server_is_reclaimed_after_its_grace(tmp_
         harness.book(ADA)
         harness.boot("s1", ADA, 0)
         harness.controller.run()
-        (case,) = harness.store.cases()
+        (case,) = harness.store.overstays()
         assert "at 2026-11-23 09:30 UTC this server is shelved" in warning(case)
         harness.forward(minutes=29)
         harness.controller.run()
@@ -417,7 +417,7 @@ def test_a_server_on_two_bookings_of_one_gpu_each_stays(inventory: Callable[...,
     lanes = harness.ledger.lanes("t4")
     harness.boot("s1", ADA, 2, 3)
     harness.controller.run()
-    assert harness.store.cases() == []
+    assert harness.store.overstays() == []
     taken = [harness.ledger.get(booking.id).lanes for booking in (first, second)]
     assert sorted(taken) == [(lanes[2].id,), (lanes[3].id,)]
     assert all(harness.ledger.get(booking.id).claimed for booking in (first, second))
@@ -445,7 +445,7 @@ def test_who_books_while_the_controller_waits_for_an_answer_keeps_the_server(
     harness.controller.run()
     assert "POST compute /servers/s1/action" not in harness.cloud.asked
     harness.controller.run()
-    assert [case.cleared for case in harness.store.cases()] == [harness.now]
+    assert [case.cleared for case in harness.store.overstays()] == [harness.now]
 
 
 def test_without_a_booking_it_is_shelved(inventory: Callable[..., Harness]) -> None:

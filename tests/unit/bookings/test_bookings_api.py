@@ -562,9 +562,9 @@ def test_the_owner_of_an_overdue_server_sees_what_becomes_of_it(
 ) -> None:
     overstay = Overstay("s1", "training", "t4", ADA.user_id, ADA.project_id, PAST_THE_END, ReclaimAction.SHELVE, NOON)
     store = Store(portal.ledger.database)
-    store.put_case(overstay)
+    store.put_overstay(overstay)
     assert ada.get("/v1/cases").json() == {"cases": []}  # not warned yet
-    store.put_case(replace(overstay, warned=NOON, due=NOON + HOUR, dry_run=False))
+    store.put_overstay(replace(overstay, warned=NOON, due=NOON + HOUR, dry_run=False))
     (row,) = ada.get("/v1/cases").json()["cases"]
     assert row == {
         "server_id": "s1",
@@ -580,7 +580,7 @@ def test_the_owner_of_an_overdue_server_sees_what_becomes_of_it(
     assert row["text"].startswith("2026-11-23 13:00 UTC: this server is shelved")
     assert bob.get("/v1/cases").json() == {"cases": []}
     assert root.get("/v1/cases").json() == {"cases": [{**row, "mine": False}]}
-    store.put_case(replace(overstay, warned=NOON, due=NOON + HOUR, cleared=NOON))
+    store.put_overstay(replace(overstay, warned=NOON, due=NOON + HOUR, cleared=NOON))
     assert ada.get("/v1/cases").json() == {"cases": []}
 
 

@@ -17,11 +17,11 @@ from gpuyard.bookings.reclaim import (
     RULES,
     TOO_MANY,
     YIELDS,
-    CaseStep,
     Do,
+    OverstayStep,
     asked,
     idle_ones,
-    plan_cases,
+    plan_overstays,
     reasons,
     warning,
 )
@@ -37,7 +37,7 @@ def eve(lane: int = 1, **more: Any) -> Holder:
     return server(f"s{lane}", (lane,), *EVE, **more)
 
 
-def only(steps: list[CaseStep]) -> CaseStep:
+def only(steps: list[OverstayStep]) -> OverstayStep:
     (step,) = steps
     return step
 
@@ -59,9 +59,9 @@ def walk(rules: Rules, dry_run: bool = False) -> list[tuple[Do, Overstay]]:
     overstays: list[Overstay] = []
     actions: list[tuple[Do, Overstay]] = []
     for number in range(18):
-        for step in plan_cases(scene, {"s1": MUST_BOOK}, overstays, dry_run, START + number * 10 * MINUTE):
-            overstays = [step.case] if step.case.cleared is None else []
-            actions.append((step.do, step.case))
+        for step in plan_overstays(scene, {"s1": MUST_BOOK}, overstays, dry_run, START + number * 10 * MINUTE):
+            overstays = [step.overstay] if step.overstay.cleared is None else []
+            actions.append((step.do, step.overstay))
     return actions
 
 
@@ -83,12 +83,12 @@ def test_an_owner_is_not_warned_of_a_server_that_nova_rebuilds_or_evacuates() ->
     assert statuses == {"REBUILD"}
     for status in statuses:
         moving = view([], rules=Rules(grace=HOUR), holders=(replace(eve(), status=status),))
-        opened = only(plan_cases(moving, {"s1": TOO_MANY}, (), False, START))
+        opened = only(plan_overstays(moving, {"s1": TOO_MANY}, (), False, START))
         assert opened.do is Do.OPEN
-        assert not plan_cases(moving, {"s1": TOO_MANY}, [opened.case], False, START + HOUR)
+        assert not plan_overstays(moving, {"s1": TOO_MANY}, [opened.overstay], False, START + HOUR)
         arrived = view([], rules=Rules(grace=HOUR), holders=(eve(),))
-        assert only(plan_cases(arrived, {"s1": TOO_MANY}, [opened.case], False, START + HOUR)).do is Do.WARN
-        assert only(plan_cases(arrived, {}, [opened.case], False, START + HOUR)).do is Do.CLEAR
+        assert only(plan_overstays(arrived, {"s1": TOO_MANY}, [opened.overstay], False, START + HOUR)).do is Do.WARN
+        assert only(plan_overstays(arrived, {}, [opened.overstay], False, START + HOUR)).do is Do.CLEAR
 
 
 def test_a_dry_run_acts_once_and_a_warning_is_all_that_warn_means() -> None:
@@ -99,30 +99,32 @@ def test_a_dry_run_acts_once_and_a_warning_is_all_that_warn_means() -> None:
 def test_when_the_dry_run_is_over_everybody_gets_the_whole_time_again() -> None:
     dry = walk(MUST, dry_run=True)[-1][1]
     assert dry.done is not None
-    step = only(plan_cases(view([], holders=(eve(),)), {"s1": MUST_BOOK}, [dry], False, START + 5 * HOUR))
-    assert (step.do, step.case.warned, step.case.due, step.case.done) == (Do.OPEN, None, None, None)
+    step = only(plan_overstays(view([], holders=(eve(),)), {"s1": MUST_BOOK}, [dry], False, START + 5 * HOUR))
+    assert (step.do, step.overstay.warned, step.overstay.due, step.overstay.done) == (Do.OPEN, None, None, None)
 
 
 def test_a_server_that_is_off_is_off_and_its_case_stays_open() -> None:
     stop = Rules(reclaim=ReclaimAction.STOP)
     acted = walk(stop)[2][1]
     off = view([], rules=stop, holders=(replace(eve(), status="SHUTOFF"),))
-    step = only(plan_cases(off, {"s1": MUST_BOOK}, [acted], False, START + 3 * HOUR))
-    assert (step.do, step.case.cleared) == (Do.FINISH, None)
-    assert plan_cases(off, {"s1": MUST_BOOK}, [step.case], False, START + 4 * HOUR) == []
+    step = only(plan_overstays(off, {"s1": MUST_BOOK}, [acted], False, START + 3 * HOUR))
+    assert (step.do, step.overstay.cleared) == (Do.FINISH, None)
+    assert plan_overstays(off, {"s1": MUST_BOOK}, [step.overstay], False, START + 4 * HOUR) == []
     on = view([], rules=stop, holders=(eve(),))
-    assert only(plan_cases(on, {"s1": MUST_BOOK}, [step.case], False, START + 4 * HOUR)).do is Do.ACT, "on again"
+    assert only(plan_overstays(on, {"s1": MUST_BOOK}, [step.overstay], False, START + 4 * HOUR)).do is Do.ACT, (
+        "on again"
+    )
 
 
 def test_a_case_ends_when_its_reason_does() -> None:
     warned = walk(MUST)[1][1]
     booked = view([booking(user_id="eve", project_id="art")], holders=(eve(),))
-    assert only(plan_cases(booked, {}, [warned], False, START + MINUTE)).do is Do.CLEAR
+    assert only(plan_overstays(booked, {}, [warned], False, START + MINUTE)).do is Do.CLEAR
     gone = view([])
-    assert only(plan_cases(gone, {}, [warned], False, START + MINUTE)).do is Do.CLEAR, "its owner has done it"
+    assert only(plan_overstays(gone, {}, [warned], False, START + MINUTE)).do is Do.CLEAR, "its owner has done it"
     acted = walk(MUST)[2][1]
-    step = only(plan_cases(gone, {}, [acted], False, START + 3 * HOUR))
-    assert (step.do, step.case.done, step.case.cleared) == (Do.FINISH, START + 3 * HOUR, START + 3 * HOUR)
+    step = only(plan_overstays(gone, {}, [acted], False, START + 3 * HOUR))
+    assert (step.do, step.overstay.done, step.overstay.cleared) == (Do.FINISH, START + 3 * HOUR, START + 3 * HOUR)
 
 
 def test_the_warning_says_when_what_and_why_and_fits_into_a_servers_metadata() -> None:
@@ -154,8 +156,8 @@ def test_nobody_is_acted_on_before_the_grace_is_over(
         scene = view([], rules=rules, holders=() if what == "gone" else (eve(),))
         why = {"s1": MUST_BOOK} if what == "there" else {}
         warned_at = None if what != "there" else warned_at
-        for step in plan_cases(scene, why, overstays, dry_run, now):
-            overstays = [] if step.case.cleared else [step.case]
+        for step in plan_overstays(scene, why, overstays, dry_run, now):
+            overstays = [] if step.overstay.cleared else [step.overstay]
             if step.do is Do.WARN:
                 warned_at = now
             if step.do is Do.ACT:
@@ -167,12 +169,12 @@ def test_nobody_is_acted_on_before_the_grace_is_over(
 def test_a_server_that_does_nothing_is_warned_or_reclaimed_booked_or_not() -> None:
     scene = view([], holders=(eve(), replace(eve(2), status="SHUTOFF"), eve(3)))
     assert idle_ones(scene, ["s1", "s2", "s9"]) == {"s1": IDLE}
-    (opened,) = plan_cases(scene, {"s1": IDLE}, [], False, START, {IDLE})
-    assert (opened.do, opened.case.action) == (Do.OPEN, ReclaimAction.WARN)
-    (warned,) = plan_cases(scene, {"s1": IDLE}, [opened.case], False, START, {IDLE})
-    assert "nothing has run on its GPUs" in warning(warned.case)
-    assert plan_cases(scene, {"s1": IDLE}, [warned.case], False, START + 1000 * HOUR, {IDLE}) == []
-    (cleared,) = plan_cases(scene, {}, [warned.case], False, START + HOUR, {IDLE})
+    (opened,) = plan_overstays(scene, {"s1": IDLE}, [], False, START, {IDLE})
+    assert (opened.do, opened.overstay.action) == (Do.OPEN, ReclaimAction.WARN)
+    (warned,) = plan_overstays(scene, {"s1": IDLE}, [opened.overstay], False, START, {IDLE})
+    assert "nothing has run on its GPUs" in warning(warned.overstay)
+    assert plan_overstays(scene, {"s1": IDLE}, [warned.overstay], False, START + 1000 * HOUR, {IDLE}) == []
+    (cleared,) = plan_overstays(scene, {}, [warned.overstay], False, START + HOUR, {IDLE})
     assert cleared.do is Do.CLEAR
-    (opened,) = plan_cases(scene, {"s1": IDLE}, [], False, START)
-    assert opened.case.action is scene.rules("").reclaim
+    (opened,) = plan_overstays(scene, {"s1": IDLE}, [], False, START)
+    assert opened.overstay.action is scene.rules("").reclaim

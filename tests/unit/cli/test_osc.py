@@ -15,7 +15,7 @@ import pytest
 
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.client.client import Client
-from gpuyard.client.portal import open_door
+from gpuyard.client.portal import open_session
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.osc import plugin
 from tests.support.ledgers import ADA, BOB, ROOT, open_ledger
@@ -108,7 +108,7 @@ def test_bad_words_are_errors(ledger: Ledger) -> None:
 
 
 def test_a_column_that_does_not_exist_is_an_error(ledger: Ledger) -> None:
-    app = SimpleNamespace(client_manager=SimpleNamespace(gpu=Client(open_door("ada"))), stdout=io.StringIO())
+    app = SimpleNamespace(client_manager=SimpleNamespace(gpu=Client(open_session("ada"))), stdout=io.StringIO())
     for name in ("gpu list", "gpu booking list"):
         command = COMMANDS[name](app, None)
         with pytest.raises(UsageError, match="there is no column 'Nonsense'"):

@@ -377,7 +377,7 @@ def test_whatever_a_host_answers_is_a_sight(changes: Mapping[str, Any], gone: se
     good = in_memory_look()
     result = {name: value for name, value in {**good, **changes}.items() if name not in gone}
     subject = subject_of()
-    sight = subject._sight(
+    sight = subject._state_of(
         "gpu1", Outcome("gpu1", Ending.DONE, 0, "", result), replay(json.dumps(good["recording"]), "x")
     )
     assert sight.problem or sight.boot_id is not None
@@ -503,10 +503,10 @@ def test_what_differs_from_the_recording_is_a_fault_once_the_host_is_ready(
     outcome = Outcome("gpu1", Ending.DONE, 0, "", {**result, "plan": {**result["plan"], "steps": []}})
     assert (
         "05:00.0 Tesla V100 PCIe 16GB [10de:1db4] is gone"
-        in subject._sight("gpu1", outcome, other.inventory()).faults[0]
+        in subject._state_of("gpu1", outcome, other.inventory()).faults[0]
     )
     unprepared = Outcome("gpu1", Ending.DONE, 0, "", answered(root, capsys, "look"))
-    assert subject._sight("gpu1", unprepared, other.inventory()).faults == ()
+    assert subject._state_of("gpu1", unprepared, other.inventory()).faults == ()
 
 
 def test_a_name_in_two_configurations_is_two_connections_of_ansible(tmp_path: Path) -> None:

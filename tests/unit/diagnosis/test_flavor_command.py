@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gpuyard.cli.main import app, run
 from gpuyard.client.client import Client
-from gpuyard.client.portal import open_door
+from gpuyard.client.portal import open_session
 from gpuyard.diagnosis.cli.flavor_rows import FLAVORS, flavor_fields
 from gpuyard.site.load import LoadedSite
 from tests.support.ledgers import ADA, BOB, open_ledger
@@ -39,11 +39,11 @@ def test_all_of_them_say_the_same(loaded: LoadedSite, tmp_path: Path, monkeypatc
     ledger = open_ledger(tmp_path, clock=RealClock())
     with served(ledger, [ADA, BOB], capacity=cloud) as url:
         monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(write_clouds(tmp_path, url, [ADA, BOB])))
-        answer = Client(open_door("ada", url)).flavors()
+        answer = Client(open_session("ada", url)).flavors()
         ask = ["flavor", "list", "--os-cloud", "ada", "--url", url, "-f", "json"]
         listed = json.loads(CliRunner().invoke(app, ask).stdout)
         shown = CliRunner().invoke(app, ["flavor", "show", "one", *ask[2:]])
-        columns, rows = of_openstack(Client(open_door("ada", url)))
+        columns, rows = of_openstack(Client(open_session("ada", url)))
         monkeypatch.setattr("sys.argv", ["gpuyard", "flavor", "show", "two", *ask[2:]])
         with pytest.raises(SystemExit) as ended:
             run()

@@ -258,7 +258,7 @@ class World:
         self.nova = FakeNova(self)
         self.steps, self.kill_at = 0, -1
         self.no_project = False
-        self.sight: CloudObservation | None = None
+        self.observation: CloudObservation | None = None
         for gpu in site_gpus():
             self.store.put(GpuHealth(gpu.host, gpu.address, gpu.pool, HealthState.FINE, NOON))
         self.restart()
@@ -294,7 +294,7 @@ class World:
     def doors(self) -> AcceptancePorts:
         if self.no_project:
             raise UsageError("health.acceptance.project: cloud lab has no project 'accept'")
-        return AcceptancePorts(self.nova, "p-accept", lambda: self.sight)
+        return AcceptancePorts(self.nova, "p-accept", lambda: self.observation)
 
     def see(self, **holders: str) -> None:
         """The loop of bookings looks: address of a GPU of gpu-1, as in ``a3``, -> name of the server that has it."""
@@ -303,7 +303,7 @@ class World:
         providers = {name: Provider(name, name, name) for name in names}
         servers = {name: Server(name, name, "ACTIVE", "gpu-1", "p", "u", "f") for name in holders.values()}
         snapshot = Snapshot(self.clock(), providers, frozenset({*names} - held.keys()), held, frozenset(), {}, servers)
-        self.sight = CloudObservation(snapshot, frozenset())
+        self.observation = CloudObservation(snapshot, frozenset())
 
     def to_accept(self, *gpus: str) -> None:
         for name in gpus:

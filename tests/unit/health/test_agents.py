@@ -448,7 +448,7 @@ def test_a_server_is_idle_after_its_time_and_never_on_missing_data(portal: Agent
 
 def test_what_becomes_of_reports_is_counted(portal: AgentPortal, monkeypatch: pytest.MonkeyPatch) -> None:
     intake = AgentIntake(portal.service)
-    client = TestClient(FastPath(FastAPI(), intake.doors), raise_server_exceptions=False)
+    client = TestClient(FastPath(FastAPI(), intake.fast_paths), raise_server_exceptions=False)
     code = portal.code("s2")
     for body in ({"server": "s2", "code": code}, {"server": "s2", "code": code}, {}, {"server": "s1", "code": "x"}):
         answer = client.post(ENROL, json=body)
@@ -469,7 +469,7 @@ def test_what_becomes_of_reports_is_counted(portal: AgentPortal, monkeypatch: py
 def test_notes_are_limited_and_what_is_bad_is_not(portal: AgentPortal) -> None:
     seconds = [0.0]
     intake = AgentIntake(portal.service, clock=lambda: seconds[0])
-    client = TestClient(FastPath(FastAPI(), intake.doors), raise_server_exceptions=False)
+    client = TestClient(FastPath(FastAPI(), intake.fast_paths), raise_server_exceptions=False)
     headers = sent(portal.token("s2"))
     for number in range(1, 31):  # a program that fails every ten seconds
         seconds[0] += 10
@@ -483,7 +483,7 @@ def test_notes_are_limited_and_what_is_bad_is_not(portal: AgentPortal) -> None:
 def test_the_same_suspicion_is_limited_and_another_one_is_not(portal: AgentPortal) -> None:
     seconds = [0.0]
     intake = AgentIntake(portal.service, clock=lambda: seconds[0])
-    client = TestClient(FastPath(FastAPI(), intake.doors), raise_server_exceptions=False)
+    client = TestClient(FastPath(FastAPI(), intake.fast_paths), raise_server_exceptions=False)
     headers, store, codes = sent(portal.token("s2")), portal.service.store, []
     for number in range(1, 61):
         seconds[0] += 5

@@ -271,7 +271,9 @@ def test_nobody_works_on_a_host_as_long_as_somebody_may_get_in(ward: Callable[..
     harness.now += timedelta(seconds=2)
     (name,) = [name for name in harness.cloud.reserved if name == provider(XP)]
     harness.cloud.reserved.pop(name)  # as a look sees it that is older than its hold
-    harness.watched.bookings.sight = replace(harness.watched.bookings.sight, snapshot=harness.cloud.take(harness.now))  # type: ignore[type-var]
+    harness.watched.bookings.observation = replace(
+        harness.watched.bookings.observation, snapshot=harness.cloud.take(harness.now)
+    )  # type: ignore[type-var]
     harness.watched.maintenance.run()
     assert harness.state() is M.DRAINING
     harness.turn()
@@ -596,8 +598,8 @@ def test_what_is_booked_in_a_pool_with_a_silent_host_stays(ward: Callable[..., H
     harness.turn()
     assert f"pool t4: {silent_service(host).unheard}" in harness.watched.bookings.waits
     assert harness.cloud.asked[requests_before:] == []
-    assert harness.watched.bookings.sight is not None
-    assert harness.watched.bookings.sight.snapshot.taken_at == harness.now, "others see what there is"
+    assert harness.watched.bookings.observation is not None
+    assert harness.watched.bookings.observation.snapshot.taken_at == harness.now, "others see what there is"
     harness.cloud.odd = {}
     harness.turn()
     assert (harness.watched.bookings.waits, harness.cloud.asked[requests_before:] == []) == ((), False)

@@ -43,8 +43,8 @@ class Drained:
         ledger = open_ledger(folder, None, self.clock)
         assert ledger.upkeep.leadership.try_to_lead(BOOKINGS)
         health = HealthService(HealthStore(ledger.database), ledger, SiteHealth.model_validate({}), self.clock)
-        self.sight: CloudObservation | None = None
-        self.service = MaintenanceService(health, ledger, site_gpus(), lambda: self.sight, EmptyCloud())
+        self.observation: CloudObservation | None = None
+        self.service = MaintenanceService(health, ledger, site_gpus(), lambda: self.observation, EmptyCloud())
         now = self.clock()
         self.id = self.service.plan(HOST, now, now + timedelta(hours=3), "new kernel", ROOT).id
 
@@ -56,7 +56,7 @@ class Drained:
             self.clock(), {HOST: Provider("p3", HOST, "p3")}, frozenset(), {}, frozenset(), {}, {},
             services={HOST: HostService(HOST, up=True, enabled=False)}, residents={HOST: ()},
         )  # fmt: skip
-        self.sight = CloudObservation(snapshot, frozenset(), began=self.steady)
+        self.observation = CloudObservation(snapshot, frozenset(), began=self.steady)
         self.service.run()
         return self.service.view(self.id).maintenance
 

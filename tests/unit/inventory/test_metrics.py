@@ -205,15 +205,15 @@ def test_reclaims_that_are_late_are_seen(tmp_path: Path) -> None:
     client = client_of(portal, Tallies(reclaims=reclaims))
     records, due = portal.ledger.upkeep.records, NOON - timedelta(minutes=5)
     case = Overstay("s1", "vm", "t4", "u", "p", "must_book", ReclaimAction.SHELVE, NOON, due=due, dry_run=False)
-    records.put_case(case)
-    records.put_case(replace(case, server_id="s2", dry_run=True, due=due - timedelta(hours=1)))
-    records.put_case(replace(case, server_id="s3", action=ReclaimAction.WARN, due=due - timedelta(hours=1)))
+    records.put_overstay(case)
+    records.put_overstay(replace(case, server_id="s2", dry_run=True, due=due - timedelta(hours=1)))
+    records.put_overstay(replace(case, server_id="s3", action=ReclaimAction.WARN, due=due - timedelta(hours=1)))
     reclaims.add("act", "must_book", "failed")
     metrics = read(client)
     assert metrics["gpuyard_reclaim_cases"][of(pool="t4", rule="must_book")] == 3
     assert metrics["gpuyard_reclaim_overdue_seconds"] == {(): 300}, "what only warns is never late"
     assert metrics["gpuyard_reclaim_steps_total"] == {of(step="act", rule="must_book", outcome="failed"): 1}
-    records.put_case(replace(case, cleared=NOON))
+    records.put_overstay(replace(case, cleared=NOON))
     assert read(client)["gpuyard_reclaim_overdue_seconds"] == {(): 0}
 
 

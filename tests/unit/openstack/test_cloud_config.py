@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.client.portal import open_door
+from gpuyard.client.portal import open_session
 from gpuyard.model.errors import UsageError
 from gpuyard.openstack.api import connect
 from gpuyard.openstack.config import find_cloud
@@ -33,7 +33,7 @@ def test_what_is_wrong_with_a_file(
     path.write_bytes(content)
     monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(path))
     given = path if named else None
-    for use in (lambda: find_cloud("a", given), lambda: connect("a", given), lambda: open_door("a", "", given)):
+    for use in (lambda: find_cloud("a", given), lambda: connect("a", given), lambda: open_session("a", "", given)):
         with pytest.raises(UsageError) as caught:
             use()
         assert said in str(caught.value)

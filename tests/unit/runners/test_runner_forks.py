@@ -172,7 +172,7 @@ def test_a_refused_job_that_took_anothers_runner_is_ended_without_its_webhook(
     world = SimulatedRunners(tmp_path, sets=False)
     cirun_repository(world)
     hook(world)
-    for client in world.runners.doors.clients.values():  # otherwise its run is cancelled, and it takes no runner
+    for client in world.runners.ports.clients.values():  # otherwise its run is cancelled, and it takes no runner
         client.enrolment = client.enrolment.model_copy(update={"cancel_refused": False})
     if not obeys:
         monkeypatch.setattr("tests.support.simulated_runners.refused", lambda rules, job: "")

@@ -55,7 +55,7 @@ def test_a_console_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatc
     controller = world.runners.controller
     dumb(world, monkeypatch, runners[0].server_id)
     controller.look_at_consoles()
-    assert [controller.sights.of(runner, None).console is None for runner in runners] == [True, False, False]
+    assert [controller.observer.of(runner, None).console is None for runner in runners] == [True, False, False]
     dumb(world, monkeypatch, *(runner.server_id for runner in runners))
     with pytest.raises(RunnersError, match="504"):
         controller.look_at_consoles()
@@ -71,7 +71,7 @@ def test_a_missing_server_that_cannot_be_asked_for_hides_no_other(
         del world.nova.servers[vanished.server_id]
     dumb(world, monkeypatch, runners[0].server_id)
     controller.look_at_nova()
-    assert [controller.sights.of(runner, None).gone for runner in runners] == [False, True, False]
+    assert [controller.observer.of(runner, None).gone for runner in runners] == [False, True, False]
 
 
 def test_jobs_start_though_a_look_at_everything_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

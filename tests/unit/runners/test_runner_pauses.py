@@ -119,7 +119,7 @@ def test_a_runner_names_the_gpus_that_it_has_and_not_all_of_their_group(tmp_path
 def test_what_is_known_of_repositories_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repositories, "MOST", 3)
     world = SimulatedRunners(tmp_path, sets=False)
-    (client,) = world.runners.doors.clients.values()
+    (client,) = world.runners.ports.clients.values()
     cache: Any = world.runners.intake._repositories
     for number in range(5):
         cirun_repository(world, f"demo/r{number}")

@@ -108,7 +108,7 @@ def test_who_has_few_calls_left_at_github_recovers_nothing(tmp_path: Path) -> No
     """The last fifth is for runners."""
     world = cirun_world(tmp_path, hook_lost=1.0)
     world.step()
-    (client,) = world.runners.doors.clients.values()
+    (client,) = world.runners.ports.clients.values()
     usage = client.usage()
     client.usage = lambda: replace(usage, limit=5000, remaining=999)  # type: ignore[method-assign]
     job = pushed(world)

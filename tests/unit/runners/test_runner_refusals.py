@@ -77,7 +77,7 @@ def test_a_run_that_cannot_be_cancelled_gets_no_runner_and_takes_nobodys_place(
 
 def test_a_run_is_left_to_itself_where_the_site_says_so(tmp_path: Path) -> None:
     world = begun(tmp_path)
-    for client in world.runners.doors.clients.values():
+    for client in world.runners.ports.clients.values():
         client.enrolment = client.enrolment.model_copy(update={"cancel_refused": False})
     id = fork(world)
     assert refused(world).reason.endswith("; its run is left to itself at GitHub, as the site file says")

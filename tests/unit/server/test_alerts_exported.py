@@ -244,7 +244,7 @@ def spent(site: Scraped, used: int) -> None:
 def overstayed(site: Scraped, action: ReclaimAction) -> None:
     """A server without a booking has been due at NOON."""
     due = Overstay("s1", "vm", "t4", "u", "p", "must_book", action, NOON - HOUR, due=NOON, dry_run=False)
-    site.one.ledger.upkeep.records.put_case(due)
+    site.one.ledger.upkeep.records.put_overstay(due)
     site.until(25)
 
 

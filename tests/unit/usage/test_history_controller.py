@@ -33,7 +33,7 @@ HOST = "gpu-server"
 class Watch:
     """Stands for the loop of bookings."""
 
-    sight: CloudObservation | None = None
+    observation: CloudObservation | None = None
 
 
 @dataclass
@@ -71,7 +71,7 @@ def history_of(
     return HistoryController(store, past, watch, ledger, compiled, now)  # type: ignore[arg-type]  # stand-ins
 
 
-def sight(compiled: CompiledSite, seconds: int, *servers: Server) -> CloudObservation:
+def observed(compiled: CompiledSite, seconds: int, *servers: Server) -> CloudObservation:
     names = [gpu.provider_name for gpu in compiled.gpus]
     snapshot = Snapshot(
         NOW + timedelta(seconds=seconds),
@@ -90,27 +90,27 @@ def test_looks_are_written_once_and_only_forward(compiled: CompiledSite, ledger:
     watch, past, store = Watch(), Past(), HistoryStore(ledger.database)
     first, second = (history_of(watch, past, ledger, compiled) for _ in range(2))
     first.run()
-    watch.sight = replace(sight(compiled, 0), words=None)
+    watch.observation = replace(observed(compiled, 0), words=None)
     first.run()
     assert store.seen() is None, "nothing is known of what the ledger kept"
-    watch.sight = sight(compiled, 0)
+    watch.observation = observed(compiled, 0)
     first.run()
     assert len(store.open()) == len(compiled.gpus)
     train = Server("s1", "train", "ACTIVE", HOST, "alpha", "ada", "one", NOW, NOW + timedelta(seconds=3))
-    watch.sight = sight(compiled, 5, train)
+    watch.observation = observed(compiled, 5, train)
     first.run()
     second.run()
     assert past.asked == 1, "the look was there already"
     (used,) = [interval for interval in store.open() if interval.state is TrackState.CLAIMED]
     assert (used.start, used.exact_start) == (NOW + timedelta(seconds=3), True)
-    past.fails, watch.sight = True, sight(compiled, 10)
+    past.fails, watch.observation = True, observed(compiled, 10)
     with pytest.raises(CloudError):
         first.run()
     assert used in store.open(), "of a look that cannot ask everything nothing follows"
     past.fails = False
     first.run()
     assert used not in store.open(), "it is made up for"
-    watch.sight = sight(compiled, -60)
+    watch.observation = observed(compiled, -60)
     with pytest.raises(
         HistoryError, match=r"the clock says 2026-11-23 08:59:00 UTC, and history goes until .* 09:00:10"
     ):
@@ -122,20 +122,20 @@ def test_history_has_not_seen_a_host_whose_cell_is_silent(compiled: CompiledSite
     watch, store = Watch(), HistoryStore(ledger.database)
     controller = history_of(watch, Past(), ledger, compiled)
     train = Server("s1", "train", "ACTIVE", HOST, "alpha", "ada", "one", NOW, NOW)
-    watch.sight = sight(compiled, 5, train)
+    watch.observation = observed(compiled, 5, train)
     controller.run()
     (used,) = [interval for interval in store.open() if interval.state is TrackState.CLAIMED]
     before = {interval.address: interval.state for interval in store.open()}
-    observation = sight(compiled, 10, train)
+    observation = observed(compiled, 10, train)
     silent = replace(observation.snapshot, servers={}, services={HOST: silent_service(HOST)})
-    watch.sight = replace(observation, snapshot=silent)
+    watch.observation = replace(observation, snapshot=silent)
     controller.run()
     extent = store.seen()
     assert extent is not None
     assert (extent.settled, extent.until) == (NOW + timedelta(seconds=5), NOW + timedelta(seconds=10))
     assert used in store.open()
     assert {interval.state for interval in store.open() if interval != used} == {TrackState.UNSEEN}
-    watch.sight = sight(compiled, 15, train)
+    watch.observation = observed(compiled, 15, train)
     controller.run()
     assert used in store.open(), "it was there all the time"
     assert {interval.address: interval.state for interval in store.open()} == before
@@ -146,25 +146,25 @@ def test_a_clock_that_the_cloud_does_not_have_adds_nothing(compiled: CompiledSit
     watch, store, clock = Watch(), HistoryStore(ledger.database), [NOW]
     controller = history_of(watch, Past(), ledger, compiled, lambda: clock[0])
     for seconds in (0, 5):
-        watch.sight = sight(
+        watch.observation = observed(
             compiled, seconds, *[Server("s1", "t", "ACTIVE", HOST, "a", "b", "one", NOW, NOW)] * (seconds == 5)
         )
         controller.run()
     recorded, two_years = (store.seen(), store.intervals(NOW, NOW + timedelta(days=1))), timedelta(days=730)
-    ahead = sight(compiled, 10)
+    ahead = observed(compiled, 10)
     shown = ahead.snapshot.taken_at
     clock[0] += two_years
     snapshot = replace(ahead.snapshot, taken_at=shown + two_years, clock=shown)
-    watch.sight = replace(ahead, snapshot=snapshot)
+    watch.observation = replace(ahead, snapshot=snapshot)
     with pytest.raises(
         HistoryError, match=r"says 2028-11-22 09:00:10 UTC, and the cloud's 2026-11-23 09:00:10 UTC: .* 5 min"
     ):
         controller.run()
-    watch.sight = None
+    watch.observation = None
     controller.run()
     assert (store.seen(), store.intervals(NOW, NOW + timedelta(days=1))) == recorded
     clock[0] -= two_years
-    watch.sight = replace(ahead, snapshot=replace(snapshot, taken_at=shown, clock=shown - timedelta(minutes=4)))
+    watch.observation = replace(ahead, snapshot=replace(snapshot, taken_at=shown, clock=shown - timedelta(minutes=4)))
     controller.run()
     extent = store.seen()
     assert extent is not None
@@ -177,18 +177,18 @@ def test_history_goes_on_once_what_a_wrong_clock_wrote_is_taken_back(compiled: C
     controller = history_of(watch, Past(), ledger, compiled)
     train = Server("s1", "train", "ACTIVE", HOST, "alpha", "ada", "one", NOW, NOW)
     for second in (0, 5):
-        watch.sight = sight(compiled, second, train)
+        watch.observation = observed(compiled, second, train)
         controller.run()
     honest, year = store.open(), 365 * 86_400
-    history_of(watch, Past(), ledger, compiled).look(sight(compiled, year, train))
-    watch.sight = sight(compiled, 10, train)
+    history_of(watch, Past(), ledger, compiled).look(observed(compiled, year, train))
+    watch.observation = observed(compiled, 10, train)
     with pytest.raises(HistoryError, match="'gpuyard usage repair' takes it back"):
         controller.run()
     now = NOW + timedelta(seconds=12)
     plan = plan_repair(store, "UTC", now)
     assert plan is not None
     assert carry_out(store, "UTC", plan, AuditEntry(now, "root", "history.repair", "history"))
-    watch.sight = sight(compiled, 15, train)
+    watch.observation = observed(compiled, 15, train)
     controller.run()
     extent = store.seen()
     assert extent is not None

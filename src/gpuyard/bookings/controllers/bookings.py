@@ -116,17 +116,17 @@ class BookingController:
         self._taker = taker
         self._now, self._steady = now, steady
         self._kept_back, self._clean = kept_back, clean
-        self.sight: CloudObservation | None = None
+        self.observation: CloudObservation | None = None
         """The cloud as the last run saw it."""
         self.observed = WakeSignal()
-        """Sent when `sight` is new."""
+        """Sent when `observation` is new."""
         acceptance = site.health.acceptance if site.health else None
         self._own = {acceptance.project} if acceptance and acceptance.project else set()
         self._enforcer = Enforcer(api, bookings_mark(site.site))
         self._resources = gpu_resources(site, compiled.limits)
         self._classes = {gpu.provider_name: gpu.resource_class for gpu in compiled.gpus}
         self._limits: Mapping[tuple[str, str], int] | None = None
-        self.cases = OverstayController(site, ledger, Reclaimer(api), now, self._require_leadership, idle_servers)
+        self.overstays = OverstayController(site, ledger, Reclaimer(api), now, self._require_leadership, idle_servers)
         self._sightings = FaultDurations(compiled)
         self._lock = threading.Lock()
         self._words: LedgerWords = {}
@@ -233,7 +233,7 @@ class BookingController:
         run.ready |= plan.ready
         run.usable |= {booking.id: booking.id in plan.usable for booking in running(view.bookings)}
         run.again += [plan.again] if plan.again else []
-        self.cases.look(lambda: self._with_bookings(view), snapshot.taken_at)
+        self.overstays.look(lambda: self._with_bookings(view), snapshot.taken_at)
 
     def _require_leadership(self) -> None:
         """Before each thing that must not be done by two: whoever has waited for an answer for a minute may have been
@@ -264,7 +264,7 @@ class BookingController:
             lanes = lanes_of(lane for view in views.values() for lane in view.lanes.values())
             drawn = {server: self.bookings_of(server) for server in snapshot.servers}
             words = self._words if self._ran else None
-            self.sight = CloudObservation(snapshot, ours, LedgerSeen(bookings, drawn, lanes), words, began)
+            self.observation = CloudObservation(snapshot, ours, LedgerSeen(bookings, drawn, lanes), words, began)
             self.observed("the cloud was looked at")
 
     def _view(
@@ -443,7 +443,7 @@ class BookingController:
     def hold_at_once(self) -> None:
         """Hold what has come to be kept back, by what the last run saw: without observing the whole cloud, with which a
         run begins, and beside one that is under way. What does not succeed now, the next run does."""
-        observation, back = self.sight, self._kept_back()
+        observation, back = self.observation, self._kept_back()
         if observation is None or not back or not self._upkeep.leadership.is_leader(BOOKINGS):
             return
         for view in self._views.values():

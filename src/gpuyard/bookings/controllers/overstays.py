@@ -19,7 +19,7 @@ from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.ledger.pool_transaction import GPUYARD
 from gpuyard.bookings.matching import may_use
 from gpuyard.bookings.pool_view import PoolView
-from gpuyard.bookings.reclaim import IDLE, MEANS, RULES, CaseStep, Do, idle_ones, plan_cases, reasons, warning
+from gpuyard.bookings.reclaim import IDLE, MEANS, RULES, Do, OverstayStep, idle_ones, plan_overstays, reasons, warning
 from gpuyard.bookings.records import AuditEntry, Event, Overstay, Query
 from gpuyard.bookings.shortage import shortage
 from gpuyard.model.booking import BookingState, ReclaimAction
@@ -73,8 +73,8 @@ class OverstayController:
             now = self._now()
             if abs(now - taken_at) > STALE:
                 break
-            overstays = [overstay for overstay in self._records.open_cases() if overstay.pool == view.pool]
-            steps = plan_cases(view, self._reasons(view), overstays, booking.dry_run, now, self._only_warn)
+            overstays = [overstay for overstay in self._records.open_overstays() if overstay.pool == view.pool]
+            steps = plan_overstays(view, self._reasons(view), overstays, booking.dry_run, now, self._only_warn)
             for step in steps:
                 self._require_leadership()
                 outcome = "failed"
@@ -82,9 +82,9 @@ class OverstayController:
                     self._carry_out(step, view_now, taken_at)
                     outcome = "done"
                 except CloudError as problem:
-                    problems.append(f"server {step.case.server} ({step.case.server_id}): {problem}")
+                    problems.append(f"server {step.overstay.server} ({step.overstay.server_id}): {problem}")
                 finally:
-                    self.counted.add(step.do.value, step.case.rule, outcome)
+                    self.counted.add(step.do.value, step.overstay.rule, outcome)
             if problems or not any(step.do is Do.OPEN for step in steps):
                 break
         if problems:
@@ -103,8 +103,8 @@ class OverstayController:
         idle = idle_ones(view, self._idle_servers())
         return {**idle, **reasons(view, self._ended(view), shortage(view, now).yielding)}
 
-    def _carry_out(self, step: CaseStep, view_now: Callable[[], PoolView], taken_at: datetime) -> None:
-        overstay = step.case
+    def _carry_out(self, step: OverstayStep, view_now: Callable[[], PoolView], taken_at: datetime) -> None:
+        overstay = step.overstay
 
         def still() -> bool:
             """Return whether the reason is still there: since the look somebody may have booked, or have got more
@@ -131,48 +131,48 @@ class OverstayController:
                     ended[owner] = max(booking.ask.end, ended.get(owner, booking.ask.end))
         return ended
 
-    def _open(self, step: CaseStep) -> None:
-        self._records.put_case(step.case)
+    def _open(self, step: OverstayStep) -> None:
+        self._records.put_overstay(step.overstay)
 
-    def _warn(self, step: CaseStep, bookings: Sequence[str]) -> None:
+    def _warn(self, step: OverstayStep, bookings: Sequence[str]) -> None:
         """`bookings`: ids of those that the server draws on, which only one that is idle has."""
-        overstay = step.case
+        overstay = step.overstay
         text = warning(overstay)
         if not overstay.dry_run:
             self._reclaimer.warn(overstay.server_id, text)
         give_back = "; ".join(f"gpuyard booking end {id}" for id in bookings)
         kind, more = ("server.idle", {"give_back": give_back}) if overstay.rule == IDLE else ("reclaim.warned", {})
         self._tell(overstay, kind, "server.warn", text, more)
-        self._records.put_case(overstay)
+        self._records.put_overstay(overstay)
 
-    def _act(self, step: CaseStep, still: Callable[[], bool]) -> None:
-        overstay = step.case
+    def _act(self, step: OverstayStep, still: Callable[[], bool]) -> None:
+        overstay = step.overstay
         if not still():
             return
         if overstay.dry_run:
             self._note(overstay, f"server.{overstay.action.value}", f"dry run: {MEANS[overstay.action]}")
-            self._records.put_case(overstay)
+            self._records.put_overstay(overstay)
             return
         # Written first: should this process be killed in the call, it is known who has taken the GPU back.
-        self._records.put_case(overstay)
+        self._records.put_overstay(overstay)
         outcome = self._reclaimer.act(overstay, still)
         if outcome:
             self._note(overstay, f"server.{overstay.action.value}", outcome)
 
-    def _finish(self, step: CaseStep) -> None:
-        overstay = step.case
+    def _finish(self, step: OverstayStep) -> None:
+        overstay = step.overstay
         self._reclaimer.hand_over(overstay)
         stopped = overstay.action is ReclaimAction.STOP
         text = "it is shut off and keeps its GPU: this frees nothing" if stopped else "its GPU is free"
         self._tell(overstay, "reclaim.done", f"server.{overstay.action.value}", text)
-        self._records.put_case(overstay)
+        self._records.put_overstay(overstay)
 
-    def _clear(self, step: CaseStep) -> None:
-        overstay = step.case
+    def _clear(self, step: OverstayStep) -> None:
+        overstay = step.overstay
         if overstay.warned is not None and not overstay.dry_run:
             self._reclaimer.take_warning_off(overstay.server_id)
         self._note(overstay, "server.clear", "there is no reason for it any more")
-        self._records.put_case(overstay)
+        self._records.put_overstay(overstay)
 
     def _tell(
         self, overstay: Overstay, kind: str, action: str, text: str, more: Mapping[str, str] = MappingProxyType({})

@@ -416,11 +416,11 @@ class Ledger:
         """Return the rows of the calendar, by pool, host and address."""
         return self._store.lanes(pool)
 
-    def cases(self, who: Person) -> list[Overstay]:
+    def overstays(self, who: Person) -> list[Overstay]:
         """Return a person's servers that must give their GPUs back, and have been warned; for an admin those of all."""
         overstays = [
             overstay
-            for overstay in self._store.open_cases()
+            for overstay in self._store.open_overstays()
             if overstay.warned is not None and overstay.due is not None
         ]
         return [overstay for overstay in overstays if who.admin or overstay.user_id == who.user_id]

@@ -297,8 +297,8 @@ class PoolTransaction:
         **details: str,
     ) -> Booking:
         """Bring a booking into another state: with all that the state means, the event for its owner and the audit
-        entry. `booking`: in its state so far, with what else changes; `moved`: others that change for it; `details`: the
-        event's details. Raises LifeError."""
+        entry. `booking`: in its state so far, with what else changes; `moved`: others that change for it; `details`:
+        the event's details. Raises LifeError."""
         new = become(booking, to, self.now, self.rules(booking.project))
         saved = self.save(new, *moved)[0]
         if booking.kind is BookingKind.BOOKING:

@@ -50,7 +50,7 @@ class Records:
         with self._database.writing() as connection:
             insert_audit(connection, entry)
 
-    def put_case(self, overstay: Overstay) -> None:
+    def put_overstay(self, overstay: Overstay) -> None:
         """Write an overstay, new or in place of the one with its server and `seen`."""
         row = {
             "server_id": overstay.server_id,
@@ -71,13 +71,13 @@ class Records:
         with self._database.writing() as connection:
             put(connection, CASES, row)
 
-    def open_cases(self) -> list[Overstay]:
+    def open_overstays(self) -> list[Overstay]:
         """Return overstays that are not cleared, by `seen`."""
         query = select(CASES).where(CASES.c.cleared.is_(None)).order_by(CASES.c.seen, CASES.c.server_id)
         with self._database.reading() as connection:
             return [_case(row) for row in connection.execute(query)]
 
-    def cases(self, limit: int = 100) -> list[Overstay]:
+    def overstays(self, limit: int = 100) -> list[Overstay]:
         """Return overstays, the newest first, also those that are over."""
         query = select(CASES).order_by(CASES.c.seen.desc(), CASES.c.server_id).limit(limit)
         with self._database.reading() as connection:

@@ -225,7 +225,7 @@ class CaseList(BaseModel):
     cases: list[CaseRow] = Field(description="By when they were seen.")
 
 
-def case_row(overstay: Overstay, person: Person) -> CaseRow:
+def overstay_row(overstay: Overstay, person: Person) -> CaseRow:
     """Return the row of an overstay whose owner was warned."""
     assert overstay.warned is not None
     assert overstay.due is not None

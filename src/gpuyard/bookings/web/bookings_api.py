@@ -26,8 +26,8 @@ from gpuyard.bookings.web.booking_documents import (
     CaseList,
     CheckResult,
     Extension,
-    case_row,
     check_result,
+    overstay_row,
 )
 from gpuyard.model.booking import Booking, BookingKind, BookingState, Person
 from gpuyard.model.rights import Verb, require
@@ -136,7 +136,7 @@ def _install_reading(
     @app.get("/v1/cases", tags=[TAG], responses=responses(headers=False))
     def list_cases(who: Who) -> CaseList:
         """Servers of who asks that keep a GPU without a booking, and what becomes of them; for admins those of all."""
-        return CaseList(cases=[case_row(overstay, who.person) for overstay in ledger.cases(who.person)])
+        return CaseList(cases=[overstay_row(overstay, who.person) for overstay in ledger.overstays(who.person)])
 
 
 def _queries(filters: BookingFilter, who: Visitor, authenticator: Authenticator) -> list[Wanted]:

@@ -172,7 +172,8 @@ class Reckoning:
         resources, request = self.room, self._request(flavor)
         facts = RequestFacts(
             flavor=flavor, hosts=(), sharing=frozenset(resources.sharing), asker=asker, aggregates=resources.aggregates,
-            filters=resources.filters, isolated_aggregates=resources.isolated_aggregates, counts_devices=resources.counts_devices,
+            filters=resources.filters, isolated_aggregates=resources.isolated_aggregates,
+            counts_devices=resources.counts_devices,
             pools=resources.pools, counting=resources.counting, bookable=resources.bookable, ledger_known=True,
             unknown_classes=self._unknown(request),
         )  # fmt: skip

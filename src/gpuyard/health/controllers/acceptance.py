@@ -83,7 +83,7 @@ class AcceptancePorts:
 
     servers: RunnerServers
     project_id: str
-    sight: Callable[[], CloudObservation | None]
+    observation: Callable[[], CloudObservation | None]
     """The cloud as the loop of bookings saw it last."""
 
 
@@ -153,13 +153,13 @@ class AcceptanceController:
         for server in ours:
             if server.name not in names:
                 LOG.info("server %s of an acceptance that is over is deleted", server.name)
-                self._doors.servers.delete(server.id)
+                self._ports.servers.delete(server.id)
         self._swept = self._complete
 
     def _list_ours(self, tries: Sequence[Try]) -> list[SeenServer]:
         """Our servers, and in `_complete` whether those are all. That is asked for only where it matters: of a server
         whose create's answer was lost the list alone can say that there is none."""
-        servers = self._doors.servers
+        servers = self._ports.servers
         matters = not self._swept or any(_is_posted(attempt) and not attempt.server for attempt in tries)
         answered = not matters or servers.all_cells_answer()
         ours = servers.ours()
@@ -167,7 +167,7 @@ class AcceptanceController:
         return ours
 
     @property
-    def _doors(self) -> AcceptancePorts:
+    def _ports(self) -> AcceptancePorts:
         """Raises UsageError."""
         if self._opened is None:
             self._opened = self._open()
@@ -204,7 +204,7 @@ class AcceptanceController:
         until = attempt.since + 2 * self._within + ENDING
         try:
             loan = self._ledger.loans.lend(
-                attempt.gpu, self._doors.project_id, self._project, until, COMMENT, who, server=attempt.name
+                attempt.gpu, self._ports.project_id, self._project, until, COMMENT, who, server=attempt.name
             )
         except RefusedError as refused:
             self._finish(with_outcome(attempt, TryState.GIVEN_UP, str(refused), self._now()))
@@ -230,7 +230,7 @@ class AcceptanceController:
         }
 
     def _why_held(self, gpus: Iterable[GpuHealth]) -> str:
-        observation = self._doors.sight()
+        observation = self._ports.observation()
         for gpu in gpus:
             holder = (
                 observation.snapshot.holders.get(provider_name(gpu.host, gpu.address))
@@ -252,7 +252,7 @@ class AcceptanceController:
         if self._flavor(attempt) is None:
             what = f"a whole group of {len(attempt.gpus)} GPUs" if len(attempt.gpus) > 1 else "one GPU"
             return f"the site has no flavor with {what} of pool {attempt.pool}"
-        observation = self._doors.sight()
+        observation = self._ports.observation()
         if observation is None:
             return ""
         for address in attempt.gpus:
@@ -281,7 +281,7 @@ class AcceptanceController:
         server = next(
             (candidate for candidate in ours if candidate.id == attempt.server or candidate.name == attempt.name), None
         )
-        observed = self._sight(attempt, server, loans.get(attempt.loan))
+        observed = self._observed(attempt, server, loans.get(attempt.loan))
         now = self._now()
         after = judged(attempt, observed, self._within, now)
         if server is not None and not attempt.server:
@@ -293,14 +293,14 @@ class AcceptanceController:
             LOG.info("acceptance of %s: %s: %s", attempt.gpu, after.outcome, after.cause)
             self._delete(self._again(after), ours)
 
-    def _sight(self, attempt: Try, server: SeenServer | None, loan: Booking | None) -> TryObservation:
+    def _observed(self, attempt: Try, server: SeenServer | None, loan: Booking | None) -> TryObservation:
         on = loan is not None and loan.state is BookingState.ACTIVE
         claimed = loan is not None and loan.claimed is not None
         output = AcceptanceOutput()
-        alone = self._doors.servers.get(attempt.server) if server is None and attempt.server else None
+        alone = self._ports.servers.get(attempt.server) if server is None and attempt.server else None
         silent = alone is not None and alone.status == UNKNOWN
         if attempt.state is TryState.RUNNING and server is not None:
-            output = read_console(self._doors.servers.console(server.id), attempt.nonce, len(attempt.gpus))
+            output = read_console(self._ports.servers.console(server.id), attempt.nonce, len(attempt.gpus))
         return TryObservation(
             lent=on,
             usable=loan is not None and loan.usable_since is not None,
@@ -341,7 +341,7 @@ class AcceptanceController:
         try:
             data = accept_data(attempt.nonce, len(attempt.gpus), ids)
             wish = ServerWish(attempt.name, flavor.name, self._image, data, host=attempt.host)
-            server = self._doors.servers.create(wish)
+            server = self._ports.servers.create(wish)
         except ServerError as error:
             if error.problem is ServerProblem.UNREAD:  # nothing was asked for: the next look does it
                 self._write(replace(creating, state=attempt.state, since=attempt.since, deadline=attempt.deadline))
@@ -352,7 +352,7 @@ class AcceptanceController:
 
     def _delete(self, attempt: Try, ours: Sequence[SeenServer]) -> None:
         """Until Nova has it no more; then the verdict counts."""
-        servers = self._doors.servers
+        servers = self._ports.servers
         server_ids = {server.id for server in ours if server.name == attempt.name} | ({attempt.server} - {""})
         left = [id for id in sorted(server_ids) if servers.get(id) is not None]
         for id in left:
@@ -365,7 +365,7 @@ class AcceptanceController:
     def _seems_taken(self, attempt: Try) -> bool:
         """Return whether the last look at the cloud still had a server on it: a GPU that is given out then would be
         told to be in use, and its server to be there without a loan."""
-        observation = self._doors.sight()
+        observation = self._ports.observation()
         holders = observation.snapshot.holders if observation is not None else {}
         return any(provider_name(attempt.host, address) in holders for address in attempt.gpus)
 
@@ -487,7 +487,7 @@ def open_acceptance(
     api: CloudApi,
     service: HealthService,
     ledger: Ledger,
-    sight: Callable[[], CloudObservation | None],
+    observation: Callable[[], CloudObservation | None],
     now: Callable[[], datetime],
 ) -> OpenedAcceptance | None:
     """Return the service and the controller; None for a site without a project for acceptance."""
@@ -505,7 +505,7 @@ def open_acceptance(
         servers = NovaServers(
             door, compiled.site.site, network, identity=identity, tag=TAG, cells_answer=lambda: all_cells_answer(api)
         )
-        return AcceptancePorts(GuardedServers(servers), project_id, sight)
+        return AcceptancePorts(GuardedServers(servers), project_id, observation)
 
     tries = TryStore(ledger.database)
     controller = AcceptanceController(compiled, service, tries, ledger, doors, now)

@@ -122,7 +122,7 @@ class AgentGuest:
     seen: int = 0
     cards: dict[str, CardUse] = field(default_factory=dict)
     """By UUID; those of its last report."""
-    sighted: tuple[object, datetime] | None = None
+    last_seen: tuple[object, datetime] | None = None
     """The places and cards that were last taken down, and when."""
     counted: set[str] = field(default_factory=set)
     """Cards of which what they do is counted by the hour."""
@@ -252,7 +252,7 @@ class AgentService:
             raise AgentRefusedError(409, "no_gpus", "This server has none of this site's GPUs now.")
         with self._lock:
             guest = self._known.get(server) or AgentGuest()
-            wrong = self._sight(server, guest, has, report.cards, now)
+            wrong = self._observe_guest(server, guest, has, report.cards, now)
             self._known[server] = guest
             followed = follow(guest.state, report, server, has, self._places, now, self._is_accepted)
             candidates = [*followed.observations, *_of_contradictions(wrong, server, has, now)]
@@ -292,15 +292,15 @@ class AgentService:
             self._changed_guests.add(heard.server)
             self._use(heard, guest)
 
-    def _sight(
+    def _observe_guest(
         self, server: str, guest: AgentGuest, has: frozenset[Place], cards: Sequence[str], now: datetime
     ) -> list[Contradiction]:
         """Where its cards are: once in a while, and when something has changed."""
         current = (has, cards)
-        news = guest.sighted is None or guest.sighted[0] != current
-        if guest.sighted is not None and not news and now - guest.sighted[1] < STILL / 3:
+        news = guest.last_seen is None or guest.last_seen[0] != current
+        if guest.last_seen is not None and not news and now - guest.last_seen[1] < STILL / 3:
             return []
-        guest.sighted = current, now
+        guest.last_seen = current, now
         if all(self._places.get(card) in has for card in cards):  # as it was, mostly
             changed = {card: replace(self._cards[card], seen=now, server=server) for card in cards}
             wrong: list[Contradiction] = []

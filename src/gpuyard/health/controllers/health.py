@@ -90,7 +90,7 @@ class HealthController:
         self._pruned: datetime | None = None
         runners = compiled.site.runners.project if compiled.site.runners else ""
         self._faults = FaultTeller(
-            service.store, ledger, bookings.cases.addresses, bookings.bookings_of, runners, now, service.verdicts
+            service.store, ledger, bookings.overstays.addresses, bookings.bookings_of, runners, now, service.verdicts
         )
         self.kept_back_others = WakeSignal()
         """Sent when other GPUs are kept back than before."""
@@ -102,7 +102,7 @@ class HealthController:
         suspect."""
         if not self._leadership.is_leader(BOOKINGS):
             return None
-        observation = self._sight()
+        observation = self._fresh_observation()
         if observation is not None and observation is not self._judged:
             self._store.observe(self._signals.look(self.places, observation.snapshot, self._service.uses()))
             self._judged = observation
@@ -124,9 +124,9 @@ class HealthController:
         ends = [record.until for record in records if record.until is not None]
         return max(0.0, (min(ends) - self._now()).total_seconds()) if ends else None
 
-    def _sight(self) -> CloudObservation | None:
+    def _fresh_observation(self) -> CloudObservation | None:
         """None when nothing is known that is true now."""
-        observation = self._bookings.sight
+        observation = self._bookings.observation
         return observation if observation is not None and self._now() - observation.snapshot.taken_at <= OLD else None
 
     def _plan(self, observation: CloudObservation | None) -> HealthPlan:
@@ -283,7 +283,7 @@ def open_health(
     store = service.store
 
     def snapshot() -> Snapshot | None:
-        return bookings.sight.snapshot if bookings.sight else None
+        return bookings.observation.snapshot if bookings.observation else None
 
     agents = open_agents(service, ledger, compiled.gpus, api, snapshot, portal, now) if rules.agent else None
     bookings = BookingController(
@@ -301,18 +301,20 @@ def open_health(
     once = {name for name, pool in compiled.site.pools.items() if pool.one_time_use}
 
     def look(gpus: Sequence[Gpu]) -> Mapping[str, SeenProvider]:
-        providers = bookings.sight.snapshot.providers if bookings.sight else {}
+        providers = bookings.observation.snapshot.providers if bookings.observation else {}
         gpus_by_provider = {gpu.provider_name: gpu for gpu in gpus if gpu.provider_name in providers}
         return enforcer.look({name: (providers[name].id, gpu.resource_class) for name, gpu in gpus_by_provider.items()})
 
     def is_given_on(gpu: Gpu) -> bool:
-        provider = bookings.sight.snapshot.providers.get(gpu.provider_name) if bookings.sight else None
+        provider = bookings.observation.snapshot.providers.get(gpu.provider_name) if bookings.observation else None
         return provider is not None and enforcer.is_given_on_as_it_is(provider.id)
 
     controller = HealthController(compiled, service, ledger, bookings, enforcer, now)
     scrub_desk = ScrubService(service, ledger, compiled.gpus, once)
-    maintenance = MaintenanceService(service, ledger, compiled.gpus, lambda: bookings.sight, MaintenanceCloud(api))
-    acceptance = open_acceptance(compiled, api, service, ledger, lambda: bookings.sight, now)
+    maintenance = MaintenanceService(
+        service, ledger, compiled.gpus, lambda: bookings.observation, MaintenanceCloud(api)
+    )
+    acceptance = open_acceptance(compiled, api, service, ledger, lambda: bookings.observation, now)
     scrubs = ScrubController(service, ledger, compiled.gpus, once, look, is_given_on)
     services = HealthServices(service, maintenance, scrub_desk, acceptance.service if acceptance else None)
     return Watched(services, controller, bookings, scrubs, scrub_desk, maintenance, agents, acceptance)

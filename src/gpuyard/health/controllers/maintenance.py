@@ -126,9 +126,9 @@ class MaintenanceService:
         cloud: HostCloud,
         new_id: Callable[[], str] = lambda: str(uuid4()),
     ) -> None:
-        """`gpus`: all of the site. `sight` returns the cloud as it was seen last."""
+        """`gpus`: all of the site. `observation` returns the cloud as it was seen last."""
         self._observations, self._health, self._store = service, service.store, service.maintenances
-        self._ledger, self._sight, self._cloud, self._new_id = ledger, sight, cloud, new_id
+        self._ledger, self._observation, self._cloud, self._new_id = ledger, sight, cloud, new_id
         self._closed: dict[str, float] = {}
         """Host -> `CloudObservation.began` when it was first seen to be closed; a new process waits anew."""
         self._gpus: dict[str, list[Gpu]] = {}
@@ -309,7 +309,7 @@ class MaintenanceService:
 
     def _fresh(self) -> CloudObservation | None:
         """What was seen of the cloud, if that was lately."""
-        sight = self._sight()
+        sight = self._observation()
         return sight if sight is not None and self.now - sight.snapshot.taken_at <= OLD else None
 
     # The loop

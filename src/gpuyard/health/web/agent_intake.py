@@ -67,7 +67,7 @@ class AgentIntake:
         self._of_samples = Outcomes("reports of agents", (THROTTLED, *OF_REPORTS))
         self._of_codes = Outcomes("enrolments of agents", OF_CODES)
         self.outcomes = (self._of_samples, self._of_codes)
-        self.doors: Mapping[str, ASGIApp] = {SAMPLES: self.samples, ENROL: self.enrol}
+        self.fast_paths: Mapping[str, ASGIApp] = {SAMPLES: self.samples, ENROL: self.enrol}
 
     async def samples(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take a report by POST: 204 when it was taken."""

@@ -62,8 +62,8 @@ def install(app: FastAPI, service: AgentService, intake: AgentIntake) -> None:
         return Agents(sent=SENT, agents=[_row(service, server) for server in mine])
 
     # For the table of what is served: POST gets to these before (fast_path.py).
-    for path, door in intake.doors.items():
-        app.router.routes.insert(0, Route(path, door, methods=["POST"]))
+    for path, fast_path in intake.fast_paths.items():
+        app.router.routes.insert(0, Route(path, fast_path, methods=["POST"]))
 
 
 def _row(service: AgentService, server: Server) -> AgentRow:

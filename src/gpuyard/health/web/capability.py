@@ -83,8 +83,8 @@ class GuestsCapability(Capability):
         return self._intake.outcomes if self._intake is not None else ()
 
     @property
-    def first_doors(self) -> Mapping[str, ASGIApp]:
-        return self._intake.doors if self._intake is not None else {}
+    def first_fast_paths(self) -> Mapping[str, ASGIApp]:
+        return self._intake.fast_paths if self._intake is not None else {}
 
     def install(self, app: FastAPI) -> None:
         uses_api.install(app, self._ledger, self._agents)

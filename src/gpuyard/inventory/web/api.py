@@ -14,7 +14,7 @@ from gpuyard import installed_version
 from gpuyard.inventory.controllers.cache import InventoryView
 from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.inventory.web.presenter import by_pool, count_states
-from gpuyard.inventory.web.shown_servers import sight_of_servers, view_for
+from gpuyard.inventory.web.shown_servers import server_visibility, view_for
 from gpuyard.model.gpu import Gpu, GpuRole, GpuState, GpuStatus
 from gpuyard.web.documents import Link
 from gpuyard.web.people import find_visitor
@@ -124,14 +124,14 @@ def install(app: FastAPI, sources: InventoryContext) -> None:
     # A generation alone would mean something else after a restart, which begins at 1 again.
     process = secrets.token_hex(4)
 
-    def answer(request: Request, make: Callable[[InventoryView], BaseModel], sight: str = "") -> Response:
-        """The view as a document, or 304 when the client has this generation already. `sight`: other where it is made
-        for others."""
+    def answer(request: Request, make: Callable[[InventoryView], BaseModel], visibility: str = "") -> Response:
+        """The view as a document, or 304 when the client has this generation already. `visibility`: other where it is
+        made for others."""
         view = sources.inventory.latest()
         if view is None:
             raise no_data_yet()
         # Weak: the time of the last look differs although nothing else does.
-        etag = f'W/"{process}-{view.generation}{sight}"'
+        etag = f'W/"{process}-{view.generation}{visibility}"'
         if not_modified(request, etag):
             return Response(status_code=304, headers={"ETag": etag})
         return Response(make(view).model_dump_json(), media_type="application/json", headers={"ETag": etag})
@@ -162,7 +162,7 @@ def install(app: FastAPI, sources: InventoryContext) -> None:
         refuse_unknown(filters, sources.gpus)
         who, others = find_visitor(request), sources.settings.others
         return answer(
-            request, lambda view: gpu_list(view_for(view, others, who), filters), sight_of_servers(others, who)
+            request, lambda view: gpu_list(view_for(view, others, who), filters), server_visibility(others, who)
         )
 
     @app.get("/v1/pools", tags=["gpus"], response_model=PoolList, responses=_responses(503))

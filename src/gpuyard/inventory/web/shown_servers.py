@@ -31,7 +31,7 @@ def view_for(view: InventoryView, others: OthersShown, who: Visitor | None) -> I
     return hidden_view(view, others, projects_of(who)) if hides(others, who) else view
 
 
-def sight_of_servers(others: OthersShown, who: Visitor | None) -> str:
+def server_visibility(others: OthersShown, who: Visitor | None) -> str:
     """Return a tag that is the same for all to whom `view_for` shows the same: what a browser, or a cache, has of one
     is not the answer to another. Empty where all is shown."""
     if not hides(others, who):

@@ -45,7 +45,7 @@ class Registrations:
         workers: WorkerPool,
         now: Callable[[], datetime],
     ) -> None:
-        self._site, self._sights, self._store, self._workers, self._now = site, observer, store, workers, now
+        self._site, self._observer, self._store, self._workers, self._now = site, observer, store, workers, now
         self._live = live
         self._last: dict[Place, datetime] = {}
         self._first: dict[tuple[Place, int], datetime] = {}
@@ -56,7 +56,7 @@ class Registrations:
         now, names = self._now(), self._expected()
         due = {place: names.get(place, ()) for place in self._places({*names}) if self._is_due(place, names, now)}
         self._last |= dict.fromkeys(due, now)
-        problems = self._sights.look_at_github(due)
+        problems = self._observer.look_at_github(due)
         for place in due:
             self._sweep(place, now)
         if problems:
@@ -66,7 +66,7 @@ class Registrations:
         """Place -> names of ours that should be registered there."""
         names_by_place: dict[Place, list[str]] = {}
         for runner in self._live.records().runners:
-            if runner.state is not RunnerState.REQUESTED and runner.scope in self._sights.clients:
+            if runner.state is not RunnerState.REQUESTED and runner.scope in self._observer.clients:
                 names_by_place.setdefault((runner.scope, runner.repository), []).append(runner.name)
         return names_by_place
 
@@ -81,7 +81,7 @@ class Registrations:
         )
         if everywhere != known_places:
             self._store.set_value(PLACES, "\n".join(sorted(" ".join(place) for place in everywhere)))
-        return {place for place in everywhere if place[0] in self._sights.clients}
+        return {place for place in everywhere if place[0] in self._observer.clients}
 
     def _is_due(self, place: Place, names: dict[Place, list[str]], now: datetime) -> bool:
         last = self._last.get(place)
@@ -97,7 +97,7 @@ class Registrations:
         live = {runner.name for runner in self._live.records().runners}
         mine = [
             registration
-            for registration in self._sights.registered.get(place, {}).values()
+            for registration in self._observer.registered.get(place, {}).values()
             if self._site.is_ours(registration.name)
             and registration.name not in live
             and not registration.online
@@ -116,7 +116,7 @@ class Registrations:
 
     def _delete(self, place: Place, registration: RegisteredRunner) -> None:
         try:
-            self._sights.clients[place[0]].delete_runner(registration.id, place[1])
+            self._observer.clients[place[0]].delete_runner(registration.id, place[1])
         except GitHubError as error:
             if error.kind is not GitHubTrouble.CONFLICT:
                 raise

@@ -77,7 +77,7 @@ class Runners:
         self.webhook_stored = WakeSignal()
         """To be sent after a webhook was written down."""
         self._executors = [executor("runners", CREW), executor("jobs", ASKERS)]
-        self.site, self.doors = site, ports
+        self.site, self.ports = site, ports
         repositories = Repositories(
             site.compiled.site, ports.clients, now,
             lambda scope: ports.store.repositories_with_jobs(scope, now() - FAMILIAR),
@@ -96,7 +96,7 @@ class Runners:
             visibility,
         )  # fmt: skip
         self.registrations = Registrations(
-            site, self.controller.sights, ports.store, self.controller.live, self.controller.workers, now
+            site, self.controller.observer, ports.store, self.controller.live, self.controller.workers, now
         )
         self._announcer = Announcer(
             {name: client for name, client in ports.clients.items() if client.enrolment.statuses},
@@ -120,7 +120,7 @@ class Runners:
             may=lambda: self.controller.is_leader and self.controller.planned,
             known=lambda number: self.controller.set_ids.__setitem__((scope, label), number),
         )
-        return SetListener(place, self.doors.sets[scope], self.doors.store, self.controller.book, plan, self._now)
+        return SetListener(place, self.ports.sets[scope], self.ports.store, self.controller.book, plan, self._now)
 
     def loops(self) -> list[Loop]:
         """Return the loops, to be registered with a driver before it starts."""
@@ -174,7 +174,7 @@ class Runners:
             return
         now = self._now()
         if self._pruned is None or now - self._pruned >= PRUNED:
-            self.doors.store.prune(now)
+            self.ports.store.prune(now)
             self._pruned = now
         self.recovery.run()
 
@@ -184,7 +184,7 @@ class Runners:
 
     def announce(self) -> None:
         if self.controller.is_leader:
-            store = self.doors.store
+            store = self.ports.store
             jobs = [*self.controller.live.records().jobs, *store.latest_jobs({JobState.REFUSED, JobState.FAILED})]
             self._announcer.run(jobs, self.controller.plan.queue, store.job)
 
@@ -192,7 +192,7 @@ class Runners:
         """Close everything after the loops have ended: what is under way is waited for."""
         for executor in self._executors:
             executor.shutdown(wait=True, cancel_futures=True)
-        for client in self.doors.clients.values():
+        for client in self.ports.clients.values():
             client.close()
 
 

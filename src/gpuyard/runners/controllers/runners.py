@@ -124,7 +124,7 @@ class RunnerController:
     ) -> None:
         """`workers` makes one that calls its argument after each piece of work. `configurations`: repositories'
         configurations when they were last read, by enrolment and ``owner/name``."""
-        self.site, self.doors, self._now = site, ports, now
+        self.site, self.ports, self._now = site, ports, now
         self.wake = WakeSignal()
         """Sent when another run of the loop has something to do; A_JOB is the reason that concerns the intake, too."""
         self.planned_anew = WakeSignal()
@@ -135,7 +135,7 @@ class RunnerController:
         self.set_ids: dict[tuple[str, str], int] = {}
         """(enrolment, name) -> GitHub's number of a scale set, as its listener has it since this process began."""
         registrar = Registrar(ports.clients, ports.sets, partial(set_number, ports.store, self.set_ids))
-        self.sights = RunnerObserver(ports.servers, registrar, ports.clients, now)
+        self.observer = RunnerObserver(ports.servers, registrar, ports.clients, now)
         self.workers = workers(lambda: self.wake("some work is done"))
         self._leases = ports.ledger.leases
         self._quarantine = Quarantine(ports.ledger, now, ports.health)
@@ -143,8 +143,8 @@ class RunnerController:
         self.executor = RunnerExecutor(
             Tools(
                 store=ports.store, leases=self._leases, servers=ports.servers, registrar=registrar,
-                flavors=self._flavors, rules=self._guest_rules, find=self.sights.server_of,
-                looked=self.sights.looked_at_nova,
+                flavors=self._flavors, rules=self._guest_rules, find=self.observer.server_of,
+                looked=self.observer.looked_at_nova,
                 broken=self._quarantine.hold, now=now, failed=self._job_goes_on, limited=self._github_limited,
                 registered=self._pauses.github_worked, blocked=self._blocked, **_checks_of(ports),
             )
@@ -172,10 +172,10 @@ class RunnerController:
 
     @property
     def is_leader(self) -> bool:
-        return self.doors.ledger.upkeep.leadership.is_leader(RUNNERS)
+        return self.ports.ledger.upkeep.leadership.is_leader(RUNNERS)
 
     def try_to_lead(self) -> bool:
-        return self.doors.ledger.upkeep.leadership.try_to_lead(RUNNERS)
+        return self.ports.ledger.upkeep.leadership.try_to_lead(RUNNERS)
 
     def run(self) -> None:
         """Observe, plan and act once. Raises what went wrong, after the rest was done."""
@@ -187,8 +187,8 @@ class RunnerController:
                 self.plan = replace(self.plan, since={})
                 return
             self.waits = ""
-            if self.sights.nova is None:  # before anything is decided
-                self.sights.look_at_nova()
+            if self.observer.nova is None:  # before anything is decided
+                self.observer.look_at_nova()
             problems = RunProblems(self._odd)
             now = self._now()
             # In this order: a worker that ends meanwhile has written what is read next, and leases come last, so that
@@ -199,7 +199,7 @@ class RunnerController:
             over = self.book.over(mine - {job.id for job in read.jobs}, {runner.name for runner in read.runners})
             jobs = [*read.jobs, *over]
             leases = {lease.id: lease for lease in self._leases.current()}
-            self._out_of_use = self.doors.holds.out_of_use() if self.doors.holds else {}
+            self._out_of_use = self.ports.holds.out_of_use() if self.ports.holds else {}
             runners = self._advanced(read.runners, jobs, leases, busy, now, problems)
             view = self._view(runners, jobs, leases)
             # As of now: the ledger says what is free from the moment at which it was asked, and reading took its time.
@@ -261,7 +261,7 @@ class RunnerController:
         return advanced
 
     def _advance(self, runner: Runner, job: Job | None, lease: Booking | None, now: datetime) -> Runner:
-        observation = self.sights.of(runner, job)
+        observation = self.observer.of(runner, job)
         if runner.state is RunnerState.REQUESTED or self._never_asked_for(runner, observation):
             self.executor.interrupted(runner)
             return self._stored(runner)
@@ -282,14 +282,14 @@ class RunnerController:
 
     def _never_asked_for(self, runner: Runner, observation: RunnerObservation) -> bool:
         """Return whether a process before this one was about to ask Nova for the runner, and did not."""
-        look = self.sights.nova
+        look = self.observer.nova
         alone = runner.state is RunnerState.CREATING and not runner.server_id and observation.server is None
         return alone and look is not None and look.at - runner.changed >= LATE
 
     def _with_gpus(self, runner: Runner, lease: Booking | None) -> Runner:
         if runner.gpus or lease is None or lease.claimed is None:
             return runner
-        lanes = {lane.id: lane for lane in self.doors.ledger.lanes(lease.ask.pool)}
+        lanes = {lane.id: lane for lane in self.ports.ledger.lanes(lease.ask.pool)}
         # A server without its whole group has the leader: peers are another class (docs/adr/0002).
         most = None if runner.choice.same_group else 1
         mine = [lanes[id] for id in lease.lanes if id in lanes]
@@ -311,10 +311,10 @@ class RunnerController:
         return True
 
     def _ask(self, runner: Runner) -> None:
-        self.sights.ask_github(runner)
+        self.observer.ask_github(runner)
 
     def _stored(self, runner: Runner) -> Runner:
-        return self.doors.store.runner(runner.name) or runner
+        return self.ports.store.runner(runner.name) or runner
 
     def _pool_news(self, runner: Runner) -> None:
         """A server that became ACTIVE says that there is room for its size; a runner that came online, that its kind
@@ -329,7 +329,7 @@ class RunnerController:
 
     def _view(self, runners: Sequence[Runner], jobs: Sequence[Job], leases: Mapping[str, Booking]) -> RunnerView:
         site, now = self.site.runners, self._now()
-        used = self.doors.store.used(now - HISTORY)
+        used = self.ports.store.used(now - HISTORY)
         return RunnerView(
             site=site,
             jobs=jobs,
@@ -340,7 +340,7 @@ class RunnerController:
             used=decayed(used, now, site.half_life),
             idle=self._idle(now),
             boots=self.site.boots,
-            sets=self.site.demands(self.doors.store.scale_sets(), self.doors.store.turned_down(now - GIVEN_UP)),
+            sets=self.site.demands(self.ports.store.scale_sets(), self.ports.store.turned_down(now - GIVEN_UP)),
             stopped=self._stopped(),
             since={**self.plan.since, **self._spare.known()},
         )
@@ -354,7 +354,7 @@ class RunnerController:
     def _last_job(self, repository: str, kind: str) -> datetime | None:
         if self._last_jobs is None:
             self._last_jobs = {}
-            for runner in reversed(self.doors.store.runners(over=True, limit=LATELY)):
+            for runner in reversed(self.ports.store.runners(over=True, limit=LATELY)):
                 self._note_job(runner)
         return self._last_jobs.get((repository.lower(), kind))
 
@@ -371,7 +371,7 @@ class RunnerController:
 
     def _stopped(self) -> dict[str, str]:
         stopped = self._pauses.stopped()
-        return {**stopped, "": trouble} if (trouble := self.doors.servers.trouble) else stopped
+        return {**stopped, "": trouble} if (trouble := self.ports.servers.trouble) else stopped
 
     # What is done
 
@@ -402,7 +402,7 @@ class RunnerController:
             spec=step.spec, choice=step.choice, created=now, changed=now, for_repository=step.for_repository,
             for_job=step.for_job, scale_set=step.scale_set, lease=lease,
         )  # fmt: skip
-        self.doors.store.add_runner(runner, RunnerEvent(now, name, step.for_job, f"runner {name}: {step.reason}"))
+        self.ports.store.add_runner(runner, RunnerEvent(now, name, step.for_job, f"runner {name}: {step.reason}"))
         self.workers.start(name, partial(self.executor.make, runner))
 
     def _lease(self, step: CreateRunner, name: str, whose: str) -> str:
@@ -416,7 +416,7 @@ class RunnerController:
     def _shown(self, repository: str, now: datetime) -> str:
         """A repository for the comment of a lease, which the map, the calendar and feeds show."""
         all_shown = not repository or self.site.runners.private_repositories == "names"
-        return repository if all_shown or repository.lower() in self.doors.store.public_repositories(now) else PRIVATE
+        return repository if all_shown or repository.lower() in self.ports.store.public_repositories(now) else PRIVATE
 
     def _let_go(self, runner: Runner, cause: Cause, reason: str, now: datetime) -> None:
         """Let a runner go, but not at every run: while GitHub does not answer, each attempt ends at once and wakes this
@@ -434,7 +434,7 @@ class RunnerController:
             self.workers.start(runner.name, partial(self._remove, runner.name))
 
     def _remove(self, name: str) -> None:
-        runner = self.doors.store.runner(name)
+        runner = self.ports.store.runner(name)
         if runner is not None and runner.state is RunnerState.DELETING:
             self.executor.remove(runner)
 
@@ -445,7 +445,7 @@ class RunnerController:
             if runner.state is not RunnerState.BUSY:
                 self._end(runner, Cause.BOOKING, f"its GPU is booked: {refused}", now)
                 return
-            lease = self.doors.ledger.get(step.lease)
+            lease = self.ports.ledger.get(step.lease)
             until = lease.ask.end - TEARDOWN
             if runner.until is None or until < runner.until:
                 self.executor.write(
@@ -488,24 +488,24 @@ class RunnerController:
         return self._leases.blocked(choice.pool) if choice.gpus else ""
 
     def _guest_rules(self, runner: Runner) -> str:
-        job = self.doors.store.job(runner.for_job) if runner.for_job else None
+        job = self.ports.store.job(runner.for_job) if runner.for_job else None
         granted = job is not None and job.spec is not None
         return self.site.guest_rules(runner, job.run_id if job is not None and granted else 0)
 
     def _flavors(self, runner: Runner) -> list[str]:
         if not runner.choice.gpus:
             return self.site.nova_flavors(runner.choice, [], in_slots=False)
-        lease = self.doors.ledger.get(runner.lease)
-        lanes = {lane.id: lane for lane in self.doors.ledger.lanes(lease.ask.pool)}
+        lease = self.ports.ledger.get(runner.lease)
+        lanes = {lane.id: lane for lane in self.ports.ledger.lanes(lease.ask.pool)}
         mine = [lanes[id] for id in lease.lanes if id in lanes]
-        return self.site.nova_flavors(runner.choice, mine, in_slots=self.doors.in_slots(runner.choice.pool))
+        return self.site.nova_flavors(runner.choice, mine, in_slots=self.ports.in_slots(runner.choice.pool))
 
     # What belongs to nothing
 
     def _sweep(self, runners: Sequence[Runner], leases: Mapping[str, Booking]) -> None:
         """End leases, and delete servers and registrations, that are ours and belong to no runner: seen twice, for a
         list may be older than what we wrote."""
-        look = self.sights.nova
+        look = self.observer.nova
         if look is None:
             return
         mine = {runner.name: runner for runner in runners}
@@ -514,7 +514,7 @@ class RunnerController:
             if lease.server not in mine and lease.server not in names:
                 self._leases.end(lease.id, "it belongs to no runner")
         strange = {
-            f"server {server.id}": partial(self.doors.servers.delete, server.id)
+            f"server {server.id}": partial(self.ports.servers.delete, server.id)
             for server in look.servers.values()
             if not self._belongs(server.id, mine.get(server.name))
         }
@@ -533,9 +533,9 @@ class RunnerController:
         trouble = self._pauses.stopped()
         enrolments = tuple(
             EnrolmentStatus(name, client.usage(), trouble.get(name) or self.permissions.problems(name))
-            for name, client in self.doors.clients.items()
+            for name, client in self.ports.clients.items()
         )
-        live, sets = self.live.records(), tuple(self.doors.store.scale_sets())
+        live, sets = self.live.records(), tuple(self.ports.store.scale_sets())
         self.overview.publish(RunnerOverview(now, live.jobs, live.runners, self.plan.queue, sets, enrolments))
 
     # What is looked at beside it
@@ -544,24 +544,26 @@ class RunnerController:
         """Observe the servers; for a loop of its own."""
         if not self.is_leader:
             return
-        changed = self.sights.look_at_nova()
+        changed = self.observer.look_at_nova()
         runners = self.live.records().runners
         doubtful = [
-            runner for runner in runners if runner.state is not RunnerState.DELETING and self.sights.is_missing(runner)
+            runner
+            for runner in runners
+            if runner.state is not RunnerState.DELETING and self.observer.is_missing(runner)
         ]
-        self.sights.forget(runners)
+        self.observer.forget(runners)
         if changed:
             self.wake("servers changed")
-        _ask_of_each("server", doubtful, self.sights.confirm_gone)
+        _ask_of_each("server", doubtful, self.observer.confirm_gone)
 
     def look_at_consoles(self) -> None:
         """Read the consoles of runners that start; for a loop of its own."""
         if not self.is_leader:
             return
-        speaking = [runner for runner in self.live.records().runners if self.sights.wants_console(runner)]
+        speaking = [runner for runner in self.live.records().runners if self.observer.wants_console(runner)]
 
         def look(runner: Runner) -> None:
-            if self.sights.look_at_console(runner):
+            if self.observer.look_at_console(runner):
                 self.wake("a runner said something")
 
         _ask_of_each("console", speaking, look)

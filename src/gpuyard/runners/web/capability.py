@@ -32,8 +32,8 @@ class RunnersCapability(Capability):
         )
 
     @property
-    def doors(self) -> Mapping[str, ASGIApp]:
-        return github_webhook.doors(self._intake)
+    def fast_paths(self) -> Mapping[str, ASGIApp]:
+        return github_webhook.fast_paths(self._intake)
 
     def install(self, app: FastAPI) -> None:
         github_webhook.install(app, self._intake)

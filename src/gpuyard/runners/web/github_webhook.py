@@ -129,7 +129,7 @@ async def answered(intake: Intake, request: Request) -> Response:
     return PlainTextResponse("kept\n" if status == 202 else "nothing to do\n", status)
 
 
-def doors(intake: Intake) -> Mapping[str, ASGIApp]:
+def fast_paths(intake: Intake) -> Mapping[str, ASGIApp]:
     """Return the endpoint for `FastPath`, which answers before the middleware for people and pages, in half of the
     time."""
 
@@ -141,7 +141,7 @@ def doors(intake: Intake) -> Mapping[str, ASGIApp]:
 
 
 def install(app: FastAPI, intake: Intake) -> None:
-    """Register the route with the app, so that it is known there: POST is answered by `doors` before."""
+    """Register the route with the app, so that it is known there: POST is answered by `fast_paths` before."""
 
     async def github_webhook(request: Request) -> Response:
         return await answered(intake, request)

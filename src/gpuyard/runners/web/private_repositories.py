@@ -97,7 +97,9 @@ class RunnerVisibility:
         return name if self.sees(own or "") else ""
 
 
-def sight_of(runners: RunnerSources, now: datetime, who: Visitor | None, others: OthersShown) -> RunnerVisibility:
+def runner_visibility(
+    runners: RunnerSources, now: datetime, who: Visitor | None, others: OthersShown
+) -> RunnerVisibility:
     """Return the visibility for `who`, None for somebody who has not logged in. Raises StoreError."""
     private = runners.site.private_repositories
     member = who is not None and any(project.project == runners.site.project for project in who.projects)

@@ -14,7 +14,7 @@ from gpuyard.database.errors import StoreError
 from gpuyard.model.counts import Durations
 from gpuyard.runners.overview import RunnerOverview
 from gpuyard.runners.records import DONE, OVER, Cause, JobState, RunnerState
-from gpuyard.runners.web.private_repositories import sight_of
+from gpuyard.runners.web.private_repositories import runner_visibility
 from gpuyard.runners.web.runner_sources import RunnerSources
 from gpuyard.web.metric_tallies import BOUNDS, Tally
 from gpuyard.web.settings import OthersShown
@@ -105,7 +105,7 @@ class RunnerCollector(Collector):
         )
         made: Counter[tuple[str, str]] = Counter()
         left: dict[str, tuple[int, int]] = {}
-        visibility = sight_of(self._runners, now, None, OthersShown.NAMES)  # nobody logs in to read metrics
+        visibility = runner_visibility(self._runners, now, None, OthersShown.NAMES)  # nobody logs in to read metrics
         for enrolment in board.enrolments:
             name, counted = self._shown(visibility.enrolment(self._runners.site, enrolment.name)), enrolment.calls
             made[name, "unchanged"] += counted.unchanged

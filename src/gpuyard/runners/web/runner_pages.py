@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import HTMLResponse
 
-from gpuyard.runners.web.private_repositories import sight_of
+from gpuyard.runners.web.private_repositories import runner_visibility
 from gpuyard.runners.web.runner_figures import USES, WAITS, FigureCache
 from gpuyard.runners.web.runner_presenter import HISTORY, job_page, runners_page
 from gpuyard.runners.web.runner_sources import RunnerSources
@@ -37,7 +37,7 @@ def install(app: FastAPI, sources: PortalContext, runners: RunnerSources) -> Non
     ) -> HTMLResponse:
         visitor = find_visitor(request)
         admin = visitor is not None and visitor.person.admin
-        visibility = sight_of(runners, sources.now(), visitor, sources.settings.others)
+        visibility = runner_visibility(runners, sources.now(), visitor, sources.settings.others)
         history = visibility.latest(
             lambda limit, before: runners.store.latest_jobs(repository=repository, limit=limit, before=before),
             SEARCHED if q else HISTORY,
@@ -68,7 +68,7 @@ def install(app: FastAPI, sources: PortalContext, runners: RunnerSources) -> Non
 
     @app.get("/job", include_in_schema=False)
     def one_job(request: Request, id: Annotated[str, Query(max_length=300)]) -> HTMLResponse:
-        visibility = sight_of(runners, sources.now(), find_visitor(request), sources.settings.others)
+        visibility = runner_visibility(runners, sources.now(), find_visitor(request), sources.settings.others)
         job, known = require_job(runners, id, visibility), visibility.known
         made = visibility.runners(runners.store.runners_of(id), runners.store.repositories_of)
         name = last_runner(job, made) if known else ""

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpuyard.runners.overview import RunnerOverview
 from gpuyard.runners.records import DONE, Cause, Job, JobState, Runner, RunnerEvent, RunnerState
 from gpuyard.runners.view import QueuePlace
-from gpuyard.runners.web.private_repositories import RunnerVisibility, sight_of
+from gpuyard.runners.web.private_repositories import RunnerVisibility, runner_visibility
 from gpuyard.runners.web.runner_sources import RunnerSources
 from gpuyard.web.api_requests import Maybe
 from gpuyard.web.documents import Moment
@@ -150,18 +150,18 @@ class RunnerFilter(BaseModel):
 
 
 def install(app: FastAPI, runners: RunnerSources, now: Callable[[], datetime], others: OthersShown) -> None:
-    def sight(request: Request) -> RunnerVisibility:
-        return sight_of(runners, now(), find_visitor(request), others)
+    def visibility_for(request: Request) -> RunnerVisibility:
+        return runner_visibility(runners, now(), find_visitor(request), others)
 
     @app.get("/v1/queue", tags=["runners"], responses=documented(401, 422, 503))
     def queue(request: Request, filters: Annotated[QueueFilter, Query()]) -> QueueDocument:
         """Jobs that wait, in the order of their turns: position, reason, and when they start at the latest."""
-        return _queue_document(runners, sight(request), filters)
+        return _queue_document(runners, visibility_for(request), filters)
 
     @app.get("/v1/jobs", tags=["runners"], responses=documented(401, 422))
     def list_jobs(request: Request, filters: Annotated[JobFilter, Query()]) -> JobList:
         """Jobs, also those that are over."""
-        visibility = sight(request)
+        visibility = visibility_for(request)
         if not visibility.sees(filters.repository):
             return JobList(jobs=[])
         states = frozenset(filters.state) or frozenset(JobState)
@@ -181,20 +181,22 @@ def install(app: FastAPI, runners: RunnerSources, now: Callable[[], datetime], o
         it. For those who are logged in."""
         if find_visitor(request) is None:
             raise Refusal(401, "unauthorized", "Logs are for those who are logged in.")
-        job = require_job(runners, id, sight(request))
+        job = require_job(runners, id, visibility_for(request))
         name = last_runner(job, runners.store.runners_of(id))
         return PlainTextResponse(runners.store.log(name) if name else "")
 
     @app.get("/v1/jobs/{id:path}", tags=["runners"], responses=documented(401, 404))
     def get_job(request: Request, id: JobId) -> JobDocument:
         """A job, its runners, and what happened to it."""
-        return _job_document(runners, sight(request), id)
+        return _job_document(runners, visibility_for(request), id)
 
     @app.get("/v1/runners", tags=["runners"], responses=documented(401, 422))
     def list_runners(request: Request, filters: Annotated[RunnerFilter, Query()]) -> RunnerList:
         """Runners that there are, the scale sets that are listened to, and what is wrong."""
         visitor = find_visitor(request)
-        return _runner_list(runners, sight(request), filters.ended, visitor is not None and visitor.person.admin)
+        return _runner_list(
+            runners, visibility_for(request), filters.ended, visitor is not None and visitor.person.admin
+        )
 
 
 def _queue_document(runners: RunnerSources, visibility: RunnerVisibility, queue_filter: QueueFilter) -> QueueDocument:

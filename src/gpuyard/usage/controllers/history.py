@@ -81,7 +81,7 @@ class HistoryController:
         written."""
         if not self._ledger.upkeep.leadership.is_leader(BOOKINGS):
             return
-        observation = self._bookings.sight
+        observation = self._bookings.observation
         if observation is not None and observation.words is not None and observation.snapshot.taken_at != self._done:
             self.look(observation)
             self._done = observation.snapshot.taken_at

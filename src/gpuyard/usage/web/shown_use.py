@@ -64,7 +64,7 @@ class UseVisibility:
         return project_id in self.near or self.others is OthersShown.NAMES
 
 
-def use_sight(others: OthersShown, who: Visitor) -> UseVisibility:
+def use_visibility(others: OthersShown, who: Visitor) -> UseVisibility:
     near = projects_of(who)
     led = frozenset(id for id in near if may(in_project(who, id, ""), Verb.SEE_SHARES))
     return UseVisibility(others, bool(may(who.person, Verb.SEE_ACCOUNTS)), who.person.user_id, near, led)

@@ -21,7 +21,7 @@ from gpuyard.usage.controllers.usage import UsageQuery, UsageReport, names, usag
 from gpuyard.usage.reckoning import clipped, laid_out
 from gpuyard.usage.records import Interval
 from gpuyard.usage.store.sums import TooManySumsError
-from gpuyard.usage.web.shown_use import use_sight
+from gpuyard.usage.web.shown_use import use_visibility
 from gpuyard.web.api_requests import Who, responses
 from gpuyard.web.documents import Line, Moment
 from gpuyard.web.problems import Refusal
@@ -178,7 +178,7 @@ def install(app: FastAPI, service: AccountingService, others: OthersShown) -> No
         except ValueError as error:
             raise Refusal(422, "invalid_parameters", f"by: {error}") from None
         try:
-            report = usage(service.history, query, service.prices, use_sight(others, who).slice, MOST_SUMS)
+            report = usage(service.history, query, service.prices, use_visibility(others, who).slice, MOST_SUMS)
         except TooManySumsError:
             raise _too_many(MOST_SUMS) from None
         _bounded(len(report.lines))
@@ -195,7 +195,7 @@ def install(app: FastAPI, service: AccountingService, others: OthersShown) -> No
         intervals = service.history.intervals(start, end, limit=MOST_ROWS + 1) if start < end else []
         _bounded(len(intervals))
         pieces = laid_out([cut for interval in intervals if (cut := clipped(interval, start, end))])
-        visibility = use_sight(others, who)
+        visibility = use_visibility(others, who)
         ordered = sorted(
             map(visibility.interval, pieces), key=lambda interval: (interval.start, interval.host, interval.address)
         )
