@@ -32,10 +32,10 @@ from gpuyard.database import leader_election
 from gpuyard.database.engine import Database
 leader_election.BEAT = 0.4
 turns = leader_election.LeaderElection(Database(sys.argv[1]), silence=2)
-assert turns.take_turn("bookings")
+assert turns.try_to_lead("bookings")
 print("taken", flush=True)
 sys.stdin.readline()
-print(turns.has_turn("bookings"), flush=True)
+print(turns.is_leader("bookings"), flush=True)
 """
 
 

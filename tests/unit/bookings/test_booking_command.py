@@ -525,7 +525,7 @@ def test_a_list_of_gpus_without_a_portal_says_so(url: str, monkeypatch: pytest.M
     assert result.stdout == "0000:44:00.0\n"
     assert "the portal at http://127.0.0.1:9 does not answer" in result.stderr
     assert "This is what OpenStack says; bookings and holds are not known." in result.stderr
-    monkeypatch.setattr("gpuyard.client.portal.open_door", lambda *_: session_for(Session(Catalogue(None))))
+    monkeypatch.setattr("gpuyard.client.portal.open_session", lambda *_: session_for(Session(Catalogue(None))))
     assert "the catalogue has no service of type gpu" in invoke("ada", "gpu", "list").stderr
 
 
