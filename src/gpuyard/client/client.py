@@ -179,6 +179,10 @@ class Client:
     def gpus(self, **query: object) -> list[Row]:
         return list(self._row("GET", "/v1/gpus", query=query)["gpus"])
 
+    def pools(self) -> list[Row]:
+        """Return the pools of the site, with how many GPUs of each are free."""
+        return list(self._row("GET", "/v1/pools")["pools"])
+
     def flavors(self, **query: object) -> Row:
         """Return what a project could start now: ``flavors``, and when the cloud was observed."""
         return self._row("GET", "/v1/flavors", query=query)

@@ -1,7 +1,13 @@
 """Parses times as people type them. Pure, but for `local_zone`, which asks the machine.
 
-Accepted are ``now``, ``+3d`` or ``+4h`` from another time, and ISO 8601: ``2026-12-01T14:00+01:00``, or without an
-offset, ``2026-12-01 14:00``, in a time zone. A local time that clocks skip or show twice is an error that names the
+Accepted are
+
+- ``now``, and ``+3d`` or ``+4h`` from another time;
+- ``today`` and ``tomorrow``, with or without a time of day: ``tomorrow 9:00``;
+- a day of the week or a time of day, ``friday``, ``fri 9:00``, ``17:00``: the next one after now, or after a start;
+- ISO 8601: ``2026-12-01T14:00+01:00``, or without an offset, ``2026-12-01 14:00``, in a time zone.
+
+A day without a time of day is its first moment. A local time that clocks skip or show twice is an error that names the
 readings.
 """
 
@@ -19,6 +25,12 @@ RELATIVE = re.compile(r"^\+\s*(\d{1,6})\s*([a-z]+)$")
 ABSOLUTE = re.compile(
     r"^(\d{4}-\d{2}-\d{2})(?:[T ](\d{1,2}:\d{2}(?::\d{2})?))?\s*(Z|UTC|[+-]\d{2}:?\d{2})?$", re.IGNORECASE
 )
+WEEKDAYS = {
+    name: number
+    for number, day in enumerate(("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"))
+    for name in (day, day[:3])
+}
+SPOKEN = re.compile(rf"^(today|tomorrow|{'|'.join(WEEKDAYS)})?(?:(?:^| +)(\d{{1,2}}:\d{{2}}))?$")
 UNITS = {
     **dict.fromkeys(("m", "min", "minute", "minutes"), timedelta(minutes=1)),
     **dict.fromkeys(("h", "hour", "hours"), timedelta(hours=1)),
@@ -26,16 +38,19 @@ UNITS = {
     **dict.fromkeys(("w", "week", "weeks"), timedelta(weeks=1)),
 }
 DAY = timedelta(days=1)
-HOW = "write it as in '2026-12-01 14:00', '2026-12-01T14:00+01:00', 'now' or '+4h'"
+HOW = "write it as in 'tomorrow 9:00', 'friday', '17:00', '+4h', 'now', '2026-12-01 14:00' or '2026-12-01T14:00+01:00'"
 
 
 def parse_time(text: str, zone: ZoneInfo, now: datetime, base: datetime | None = None) -> datetime:
-    """Return a time in UTC, in whole seconds. ``+...`` counts from `base`, or from `now`. Raises UsageError."""
+    """Return a time in UTC, in whole seconds. ``+...``, days of the week and times of day count from `base`, or from
+    `now`. Raises UsageError."""
     words = text.strip()
     if words.lower() == "now":
         return now.astimezone(UTC).replace(microsecond=0)
     if match := RELATIVE.match(words.lower()):
         return later(base or now, int(match.group(1)), match.group(2), zone, text)
+    if words and (match := SPOKEN.match(words.lower())):
+        return _spoken(match.group(1) or "", match.group(2) or "", zone, now, base or now, text)
     match = ABSOLUTE.match(words)
     if not match:
         raise UsageError(f"{text!r} is not a time; {HOW}")
@@ -46,6 +61,23 @@ def parse_time(text: str, zone: ZoneInfo, now: datetime, base: datetime | None =
             return localize(naive, zone)
         sign = "+00:00" if offset.upper() in ("Z", "UTC") else offset
         return datetime.fromisoformat(f"{naive.isoformat()}{sign}").astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{text!r} is not a time: {error}; {HOW}") from None
+
+
+def _spoken(day: str, clock: str, zone: ZoneInfo, now: datetime, base: datetime, text: str) -> datetime:
+    """Return the time that a day and a time of day name; one of both may be missing. Raises UsageError."""
+    counts_from = now if day in ("today", "tomorrow") else base
+    local = counts_from.astimezone(zone).replace(tzinfo=None, fold=0)
+    try:
+        hours, minutes = (int(number) for number in (clock or "0:00").split(":"))
+        first = local.replace(hour=hours, minute=minutes, second=0, microsecond=0)
+        if day in ("today", "tomorrow"):
+            return localize(first + (DAY if day == "tomorrow" else timedelta()), zone)
+        first += (WEEKDAYS[day] - first.weekday()) % 7 * DAY if day else timedelta()
+        if first <= local:
+            first += 7 * DAY if day else DAY
+        return localize(first, zone)
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{text!r} is not a time: {error}; {HOW}") from None
 

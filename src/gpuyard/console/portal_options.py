@@ -39,7 +39,10 @@ ZoneOption = Annotated[
     ),
 ]
 StartOption = Annotated[
-    str, typer.Option("--start", metavar="TIME", help="'2026-12-01 14:00', with an offset, 'now', or '+4h' from now.")
+    str,
+    typer.Option(
+        "--start", metavar="TIME", help="'tomorrow 9:00', 'friday', '17:00', '+4h' from now, or '2026-12-01 14:00'."
+    ),
 ]
 EndOption = Annotated[str, typer.Option("--end", metavar="TIME", help="As --start; '+3d' counts from the start.")]
 GpusOption = Annotated[int, typer.Option("--gpus", metavar="N", help="How many.")]

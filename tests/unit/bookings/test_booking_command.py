@@ -26,7 +26,7 @@ from gpuyard.client.client import PAUSES, USED_UP, Client
 from gpuyard.client.errors import ApiRefusedError, ChangedError, PortalError, error_of
 from gpuyard.client.portal import PortalSession, PortalUnreachableError, Reply, address, open_session, session_for
 from gpuyard.client.rows import rule_rows
-from gpuyard.client.times import local_zone, localize, parse_time, show_time
+from gpuyard.client.times import WEEKDAYS, local_zone, localize, parse_time, show_time
 from gpuyard.model.booking import Ask, BookingState, Rules
 from gpuyard.model.errors import BlockedError, GpuyardError, UsageError
 from tests.support.inventories import STATUSES
@@ -103,6 +103,19 @@ def create(who: str, *more: object, start: str = "+1h", end: str = "+4h", pool: 
         ("+30m", "2026-11-23T12:30:00Z"),
         ("+3d", "2026-11-26T12:00:00Z"),
         ("+1w", "2026-11-30T12:00:00Z"),
+        # On a Monday at 13:00 in Rome.
+        ("today", "2026-11-22T23:00:00Z"),
+        ("today 9:00", "2026-11-23T08:00:00Z"),
+        ("tomorrow", "2026-11-23T23:00:00Z"),
+        ("Tomorrow 9:00", "2026-11-24T08:00:00Z"),
+        ("17:00", "2026-11-23T16:00:00Z"),
+        ("13:00", "2026-11-24T12:00:00Z"),
+        ("9:00", "2026-11-24T08:00:00Z"),
+        ("monday", "2026-11-29T23:00:00Z"),
+        ("monday 17:00", "2026-11-23T16:00:00Z"),
+        ("mon 12:59", "2026-11-30T11:59:00Z"),
+        ("friday", "2026-11-26T23:00:00Z"),
+        ("Sun  23:59", "2026-11-29T22:59:00Z"),
     ],
 )
 def test_times(text: str, expected: str) -> None:
@@ -111,16 +124,51 @@ def test_times(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "tomorrow", "14:00", "2026-13-01", "2026-12-01 25:00", "+4", "+4mo", "4h", "-4h", "20261201T140000Z",
-     "2026-W49-1", "2026-12-01T14:00+99:00", "+999999w", "0001-01-01T00:00+14:00", "9999-12-31T23:00-14:00"],
+    ["", "yesterday", "24:00", "14", "9:60", "tomorrow9:00", "9:00 tomorrow", "friday UTC", "fri +1h", "2026-13-01",
+     "2026-12-01 25:00", "+4", "+4mo", "4h", "-4h", "20261201T140000Z", "2026-W49-1", "2026-12-01T14:00+99:00",
+     "+999999w", "0001-01-01T00:00+14:00", "9999-12-31T23:00-14:00"],
 )  # fmt: skip
 def test_what_is_no_time_is_an_error_that_shows_one(text: str) -> None:
     with pytest.raises(UsageError, match=r"2026-12-01 14:00|there are min, h, d and w"):
         parse_time(text, ROME, NOW)
 
 
+def test_what_ends_a_booking_comes_after_its_start() -> None:
+    start = parse_time("friday 18:00", ROME, NOW)
+    ends = {text: show_time(parse_time(text, ROME, NOW, start), ROME) for text in ("20:00", "9:00", "friday", "monday")}
+    assert ends == {
+        "20:00": "2026-11-27T20:00:00+01:00",
+        "9:00": "2026-11-28T09:00:00+01:00",
+        "friday": "2026-12-04T00:00:00+01:00",
+        "monday": "2026-11-30T00:00:00+01:00",
+    }
+
+
 @given(
-    st.text() | st.from_regex(r"\A\+?[0-9T:+Z -]{1,25}[a-z]?\Z"), st.sampled_from(["UTC", "Europe/Rome", "Asia/Kabul"])
+    st.sampled_from(sorted(WEEKDAYS)),
+    st.none() | st.tuples(st.integers(0, 23), st.integers(0, 59)),
+    st.datetimes(datetime(2025, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
+    st.sampled_from(["UTC", "Europe/Rome", "Asia/Kabul"]),
+)
+def test_a_day_of_the_week_is_the_next_one(day: str, clock: tuple[int, int] | None, now: datetime, name: str) -> None:
+    zone = ZoneInfo(name)
+    try:
+        moment = parse_time(day if clock is None else f"{day} {clock[0]}:{clock[1]:02}", zone, now).astimezone(zone)
+    except UsageError as error:
+        if "where clocks change" not in str(error):
+            raise
+        return
+    assert (moment.hour, moment.minute) == (clock or (0, 0))
+    assert moment.weekday() == WEEKDAYS[day]
+    passed = moment.replace(tzinfo=None) - now.astimezone(zone).replace(tzinfo=None)
+    assert timedelta(0) < passed <= timedelta(days=7)
+
+
+@given(
+    st.text()
+    | st.from_regex(r"\A(?:(?:today|tomorrow|[a-z]{3,9}) ?)?[0-9]{0,2}:?[0-9]{0,3}\Z")
+    | st.from_regex(r"\A\+?[0-9T:+Z -]{1,25}[a-z]?\Z"),
+    st.sampled_from(["UTC", "Europe/Rome", "Asia/Kabul"]),
 )
 def test_any_text_is_a_time_or_a_usage_error(text: str, zone: str) -> None:
     try:
@@ -242,6 +290,19 @@ def test_when_is_the_next_one_free(url: str) -> None:
     result = invoke("ada", "booking", "next", "--pool", "t4", "--gpus", "200", "--for", "1h")
     assert result.exit_code == 3
     assert "It does not fit" in result.stdout
+
+
+def test_without_a_pool_all_are_asked_and_the_earliest_comes_first(url: str) -> None:
+    create("ada", "--gpus", 2)  # both T4
+    rows = data("bob", "booking", "next", "--for", "1h")
+    assert [row["Pool"] for row in rows] == ["v100", "t4"]
+    assert [row["Start"] for row in rows] == sorted(row["Start"] for row in rows)
+    assert data("bob", *shlex.split(rows[1]["Command"])[1:])["pool"] == "t4"
+    some = data("bob", "booking", "next", "--for", "1h", "--gpus", "3")
+    assert [row["Pool"] for row in some] == ["v100"], "a pool that never has so many is left out"
+    none = invoke("bob", "booking", "next", "--for", "1h", "--gpus", "200")
+    assert none.exit_code == 3
+    assert [line for line in none.stdout.splitlines() if line.startswith("Pool ")] == ["Pool v100:", "Pool t4:"]
 
 
 def test_a_time_zone_can_be_chosen(url: str) -> None:

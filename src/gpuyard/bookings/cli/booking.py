@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 DOES_NOT_FIT = 3
 
 app = typer.Typer(help="Book GPUs, and look after bookings.", no_args_is_help=True)
+NEXT = ("Pool", "Start", "End", "Command")
+"""Columns of `booking next` when it is asked about all pools."""
 PoolArgument = Annotated[str, typer.Option("--pool", metavar="POOL", help="The pool: which model of GPU.")]
 
 
@@ -122,8 +124,8 @@ def check(
 
 @app.command("next")
 def next_(
-    pool: PoolArgument,
     lasting: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long, as in '4h' or '3d'.")],
+    pool: Annotated[str, typer.Option("--pool", metavar="POOL", help="Of this pool; all when left out.")] = "",
     start: Annotated[str, typer.Option("--from", metavar="TIME", help="Not before this.")] = "now",
     gpus: GpusOption = 1,
     same_group: GroupOption = False,
@@ -135,19 +137,33 @@ def next_(
     format_: FormatOption = Format.TABLE,
     columns: ColumnOption = None,
 ) -> None:
-    """Show when GPUs are free next for so long, and the command that books them. Exit code 3 when never."""
+    """Show when GPUs are free next for so long, and the command that books them. Exit code 3 when never.
+
+    Without --pool all pools are asked, and those that have a time are listed, the earliest first.
+    """
     from gpuyard.bookings.cli.asks import BookingArguments, command, first_possible
     from gpuyard.client.times import show_api_time
 
-    where = zone_of(zone)
-    ask = _body(BookingArguments(pool, start, f"+{lasting.lstrip('+')}", gpus, same_group, same_host, gpu), where)
-    answer = client_of(cloud, url).check(ask)
-    possible_ask = first_possible(ask, answer)
-    if possible_ask is None:
-        print(*_why_not(answer, where), sep="\n")
+    where, client, refusals, free = zone_of(zone), client_of(cloud, url), [], []
+    for name in [pool] if pool else [row["name"] for row in client.pools()]:
+        words = BookingArguments(name, start, f"+{lasting.lstrip('+')}", gpus, same_group, same_host, gpu)
+        ask = _body(words, where)
+        answer = client.check(ask)
+        possible_ask = first_possible(ask, answer)
+        if possible_ask is None:
+            refusals.append((name, answer))
+            continue
+        times = {name: show_api_time(possible_ask[name], where) for name in ("start", "end")}
+        free.append({"pool": name, **times, "command": command(possible_ask, PROGRAM, where)})
+    if not free:
+        for name, answer in refusals:
+            print(*([] if pool else [f"Pool {name}:"]), *_why_not(answer, where), sep="\n")
         raise typer.Exit(DOES_NOT_FIT)
-    times = {name: show_api_time(possible_ask[name], where) for name in ("start", "end")}
-    print_one({**times, "command": command(possible_ask, PROGRAM, where)}, format_, columns)
+    if pool:
+        print_one(free[0], format_, columns)
+    else:
+        free.sort(key=lambda row: datetime.fromisoformat(row["start"]))
+        print_list([{name.title(): value for name, value in row.items()} for row in free], NEXT, format_, columns)
 
 
 def _body(words: BookingArguments, zone: ZoneInfo) -> dict[str, Any]:

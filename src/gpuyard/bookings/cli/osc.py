@@ -45,7 +45,7 @@ def _several(rows: Sequence[Mapping[str, Any]], zone: ZoneInfo) -> Table:
 
 
 def _add_ask(parser: argparse.ArgumentParser) -> None:
-    time = "'2026-12-01 14:00', with an offset, 'now', or '+4h'"
+    time = "'tomorrow 9:00', 'friday', '17:00', '+4h', 'now', or '2026-12-01 14:00', also with an offset"
     parser.add_argument("--pool", metavar="<pool>", required=True, help="The pool: which model of GPU")
     parser.add_argument("--start", metavar="<time>", default="now", help=f"{time} from now (default: now)")
     parser.add_argument("--end", metavar="<time>", required=True, help=f"{time} from the start")
