@@ -96,11 +96,14 @@ def record(
     try:
         facts = parse_facts(fact or [])
         recorded = recording.record(tree.open_tree(str(root)), pci_ids.PciIds.of_this_machine(), note, facts)
-        write(recording.dumps(recorded), str(output))
+        text = recording.dumps(recorded)
+        write(text, str(output))
     except ValueError as error:
         raise UsageError(str(error)) from None
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}") from None
+    if warning := recording.missing_gpus(text):
+        typer.echo(warning, err=True)
 
 
 prepare.register(app)

@@ -82,10 +82,12 @@ def _scan(tree: Tree, in_one_line: bool) -> None:
 
 def _record(tree: Tree, options: argparse.Namespace) -> None:
     from gpuyard.host.pci_ids import PciIds
-    from gpuyard.host.recording import dumps, record
+    from gpuyard.host.recording import dumps, missing_gpus, record
 
-    made = record(tree, PciIds.of_this_machine(), options.note, parse_facts(options.fact))
-    write(dumps(made), options.output)
+    text = dumps(record(tree, PciIds.of_this_machine(), options.note, parse_facts(options.fact)))
+    write(text, options.output)
+    if warning := missing_gpus(text):
+        print(warning, file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -443,6 +443,16 @@ def replay(text: str, source: str) -> Inventory:
     return replay_tree(text, source)[1]
 
 
+def missing_gpus(text: str) -> str:
+    """Return a warning when a recording has no GPU; empty when it has one."""
+    if replay_tree(text, "recording")[1].gpus:
+        return ""
+    return (
+        "warning: there is no GPU in this recording; if this machine has one, it is not on the PCI bus: is it seated "
+        "and powered, and does 'lspci' show it?"
+    )
+
+
 def replay_tree(text: str, source: str) -> Tuple[Tree, Inventory]:
     """The same, with the tree that was recorded."""
     try:

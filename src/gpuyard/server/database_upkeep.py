@@ -42,9 +42,15 @@ STAMPED = r"-\d{8}T\d{6}Z\.db"
 
 def make_backup(url: str, site: str, target: Path, now: datetime, keep: int | None = None) -> Path:
     """Back up a database, and return the file: `target`, or in it when it is a folder, with the site and the time in
-    its name. Only the newest `keep` of those in the folder stay. Raises StoreError, and UsageError."""
-    if keep is not None and not target.is_dir():
-        raise UsageError(f"--keep is about a folder of backups, and {target} is none")
+    its name. Only the newest `keep` of those in the folder stay; with it the folder is made when it is not there, for
+    its owner alone, since a backup holds everybody's bookings. Raises StoreError, and UsageError."""
+    if keep is not None:
+        try:
+            target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError:
+            raise UsageError(f"--keep is about a folder of backups, and {target} is a file") from None
+        except OSError as error:
+            raise UsageError(f"cannot make the folder {target}: {error.strerror}") from None
     path = target / f"{site}-{now:{STAMP}}.db" if target.is_dir() else target
     with closing(open_tool(url)) as database:
         back_up(database, ROOMS, path, BackupNote(now, installed_version()))

@@ -76,8 +76,18 @@ def test_of_a_folder_only_the_newest_stay_and_strangers_are_left_alone(new: New,
         "site-20261125T120000Z.db",
         "site-notes.db",
     ]
-    with pytest.raises(UsageError, match="--keep is about a folder"):
-        databases.make_backup(url, "site", folder / "one.db", NOW, keep=2)
+    with pytest.raises(UsageError, match=r"--keep is about a folder of backups, and .*site-notes.db is a file"):
+        databases.make_backup(url, "site", folder / "site-notes.db", NOW, keep=2)
+
+
+def test_the_folder_of_backups_is_made_for_its_owner_alone(new: New, folder: Path) -> None:
+    url = new()
+    Store.open(url).close()
+    made = databases.make_backup(url, "site", folder / "new" / "backups", NOW, keep=2)
+    assert made == folder / "new" / "backups" / "site-20261122T120000Z.db"
+    assert made.parent.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(UsageError, match=r"cannot make the folder .*: Not a directory"):
+        databases.make_backup(url, "site", made / "below", NOW, keep=2)
 
 
 def test_a_damaged_backup_changes_nothing(new: New, folder: Path) -> None:

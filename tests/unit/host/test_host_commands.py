@@ -257,3 +257,13 @@ def test_a_check_imports_nothing_that_only_others_need(root: Path, call: str) ->
     of_others |= {"preparation.plan", "preparation.preparation", "preparation.apply", "checks.prepared"}
     assert not modules & ({f"gpuyard.host.{name}" for name in of_others} | {"gpuyard.client.rows", "openstack"})
     assert not modules & {"http.client", "ssl"}
+
+
+def test_a_recording_without_a_gpu_says_so(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bare/sys/bus/pci/devices").mkdir(parents=True)
+    for bare, warns in ((tmp_path / "bare", True), (root, False)):
+        assert main(["--root", str(bare), "record", "-o", str(tmp_path / "on-the-host.json")]) == 0
+        written = CliRunner().invoke(app, ["host", "record", "-o", str(tmp_path / "out.json"), "--root", str(bare)])
+        assert written.exit_code == 0
+        for said in (capsys.readouterr().err, written.stderr):
+            assert ("there is no GPU in this recording" in said) == warns
