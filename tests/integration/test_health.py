@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from gpuyard.bookings.controllers.bookings import bookings_loop
 from gpuyard.diagnosis.drift import find_drift
 from gpuyard.diagnosis.drift.read import read_world
-from gpuyard.health.controllers.hold_check import open_hold_check
+from gpuyard.health.controllers.gpus_kept_from_jobs import open_hold_check
 from gpuyard.health.records import HealthState, Observation
 from gpuyard.model.gpu import GpuState, GpuStatus, provider_name
 from gpuyard.openstack.api import CloudApi

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gpuyard.bookings.allowance import Allowance
+from gpuyard.bookings.budget_check import Allowance
 from gpuyard.bookings.ledger.ledger import BookingSettings, Ledger
 from gpuyard.bookings.records import Event
 from gpuyard.bookings.store import Store

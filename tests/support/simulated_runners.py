@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from ruamel.yaml import YAML
 
 from gpuyard.bookings.controllers.site_ledger import open_ledger
-from gpuyard.health.controllers.hold_check import HoldCheck
+from gpuyard.health.controllers.gpus_kept_from_jobs import HoldCheck
 from gpuyard.model.errors import GpuyardError
 from gpuyard.nova.server_states import UNKNOWN, SeenServer
 from gpuyard.openstack.guarded_servers import GuardedServers

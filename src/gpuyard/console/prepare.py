@@ -457,7 +457,7 @@ def _with_the_site(outcome: Outcome, hosts: Where) -> Outcome:
     import json
     from dataclasses import replace
 
-    from gpuyard.host.checks.drift import drift
+    from gpuyard.host.checks.changed_since_recording import drift
     from gpuyard.host.commands import exit_code
     from gpuyard.host.recording import replay
     from gpuyard.model.finding import Finding, Severity

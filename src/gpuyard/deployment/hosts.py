@@ -13,7 +13,7 @@ from typing import Any
 from gpuyard.deployment.state import HostState
 from gpuyard.host import commands, fleet
 from gpuyard.host.__main__ import options_of
-from gpuyard.host.checks.drift import drift
+from gpuyard.host.checks.changed_since_recording import drift
 from gpuyard.host.fleet import Ending, Event, FleetOptions, Outcome
 from gpuyard.host.network import HostInterface
 from gpuyard.host.recording import dumps, replay

@@ -259,7 +259,7 @@ def _done(host: HostAccess, plan: Plan, output: Output, nothing: str) -> int:
 
 
 def _verify(host: HostAccess, options: CommandOptions, output: Output) -> int:
-    from gpuyard.host.checks.drift import drift
+    from gpuyard.host.checks.changed_since_recording import drift
     from gpuyard.host.checks.prepared import verify
     from gpuyard.host.recording import record, replay
 

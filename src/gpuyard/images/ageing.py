@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import date, timedelta
 
-from gpuyard.images.driver_branches import end_of
+from gpuyard.images.driver_end_dates import end_of
 from gpuyard.images.packages import fields_of
 from gpuyard.images.publishing import StoredImage
 from gpuyard.model.finding import Finding, Severity

@@ -16,7 +16,7 @@ from datetime import date, datetime, timedelta
 from functools import cached_property
 from math import exp, log
 
-from gpuyard.bookings.allowance import BookedTime
+from gpuyard.bookings.budget_check import BookedTime
 from gpuyard.bookings.policy import spell
 from gpuyard.database.times import moment, seconds
 from gpuyard.model.booking import lasting

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.bookings.allowance import BookedTime
+from gpuyard.bookings.budget_check import BookedTime
 from gpuyard.bookings.errors import RefusedError
 from gpuyard.bookings.records import AuditQuery
 from gpuyard.database.times import seconds

@@ -34,7 +34,7 @@ from gpuyard.model.booking import FOREVER, Ask, Booking, Person
 from gpuyard.model.errors import BlockedError
 from gpuyard.model.gpu import GpuState, GpuStatus, provider_name
 from gpuyard.notifications.mail import body_of
-from gpuyard.runners.controllers.quarantine import Quarantine
+from gpuyard.runners.controllers.failed_gpu_checks import Quarantine
 from gpuyard.site.compile import CompiledSite
 from tests.contract.runner_store import RUNNER
 from tests.support.booked_sites import booked_site

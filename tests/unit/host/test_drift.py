@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.host.checks.drift import drift
+from gpuyard.host.checks.changed_since_recording import drift
 from gpuyard.model.finding import Severity
 from gpuyard.model.host import Inventory
 from tests.support.sysfs import EPYC, T4, TITAN_XP, TITAN_XP_AUDIO, V100, Sysfs, epyc

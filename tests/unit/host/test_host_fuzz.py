@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from gpuyard.cli.main import app
 from gpuyard.host import report
 from gpuyard.host.checks import Machine, check
-from gpuyard.host.checks.drift import drift
+from gpuyard.host.checks.changed_since_recording import drift
 from gpuyard.host.checks.prepared import verify
 from gpuyard.host.checks.vfio import VfioProblem, VfioRefusedError
 from gpuyard.host.holders import holders

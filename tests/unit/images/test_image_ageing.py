@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpuyard.images import archive
 from gpuyard.images.ageing import driver_findings, hole_findings, mended_versions, newer
 from gpuyard.images.archive import indexes_of, security_versions
-from gpuyard.images.driver_branches import ENDS, NEWEST, end_of
+from gpuyard.images.driver_end_dates import ENDS, NEWEST, end_of
 from gpuyard.images.packages import read_bill
 from gpuyard.images.publishing import StoredImage
 from gpuyard.model.errors import GpuyardError, UsageError

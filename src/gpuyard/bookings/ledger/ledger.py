@@ -15,7 +15,7 @@ from functools import partial
 
 from gpuyard.bookings.admission import NO_ROOM
 from gpuyard.bookings.admissions import Admissions
-from gpuyard.bookings.allowance import Allowance, BookedTime
+from gpuyard.bookings.budget_check import Allowance, BookedTime
 from gpuyard.bookings.errors import NoBookingError, RefusedError, StaleError
 from gpuyard.bookings.ledger import clock
 from gpuyard.bookings.ledger.closing import Closings

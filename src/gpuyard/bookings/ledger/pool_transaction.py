@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from gpuyard.bookings.admission import Movable, Placed, PoolLanes, admit, find_place, place, well_lanes
-from gpuyard.bookings.allowance import Allowance, BookedTime
+from gpuyard.bookings.budget_check import Allowance, BookedTime
 from gpuyard.bookings.policy import Usage, at_limit, booking_owner, bookings_per_gpu, broken_rules, months
 from gpuyard.bookings.records import AuditEntry, Event
 from gpuyard.bookings.store import ConflictError, OverlapError, PoolChange, PoolReader, Store

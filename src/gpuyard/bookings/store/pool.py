@@ -21,7 +21,7 @@ from sqlalchemy import (
     select,
 )
 
-from gpuyard.bookings.allowance import BookedTime
+from gpuyard.bookings.budget_check import BookedTime
 from gpuyard.bookings.store.rows import BOOKING, LANE, USED, to_booking, to_lane
 from gpuyard.bookings.store.schema import BOOKINGS, KEYS, LANES, OCCUPANCY, OCCUPANCY_LOG, POOLS, TOLD
 from gpuyard.database.errors import StoreError

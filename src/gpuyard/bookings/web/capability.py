@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from gpuyard.bookings.ledger.ledger import Ledger
-from gpuyard.bookings.web import booking_problems, bookings_api, calendar_api, calendar_pages, feeds, operators_api
+from gpuyard.bookings.web import bookings_api, calendar_api, calendar_pages, error_responses, feeds, operators_api
 from gpuyard.bookings.web.booking_documents import BookingRows
 from gpuyard.bookings.web.bookings_api import Report
 from gpuyard.inventory.web.inventory_context import InventoryContext
@@ -35,4 +35,4 @@ class BookingsCapability(Capability):
         calendar_api.install(app, context, ledger, self._authenticator, rows)
         feeds.install(app, context, ledger, self._authenticator)
         calendar_pages.install(app, context, list(ledger.book.pools))
-        booking_problems.install(app, rows)
+        error_responses.install(app, rows)

@@ -99,7 +99,7 @@ def list_(
     columns: ColumnOption = None,
 ) -> None:
     """List the builds that are in Glance, and before which day NVIDIA's support of their driver ends."""
-    from gpuyard.images.driver_branches import end_of
+    from gpuyard.images.driver_end_dates import end_of
     from gpuyard.images.glance import GlanceShelf
     from gpuyard.openstack.api import connect
 

@@ -10,8 +10,8 @@ from functools import partial
 
 from gpuyard.bookings.controllers.group_holds import open_group_holds
 from gpuyard.bookings.ledger.ledger import Ledger
+from gpuyard.health.controllers.gpus_kept_from_jobs import open_hold_check
 from gpuyard.health.controllers.health_service import HealthService
-from gpuyard.health.controllers.hold_check import open_hold_check
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.guarded_servers import GuardedServers
 from gpuyard.openstack.servers import NovaServers, open_servers_project

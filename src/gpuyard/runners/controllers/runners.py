@@ -20,18 +20,18 @@ from gpuyard.bookings.controllers.group_holds import GroupHolds
 from gpuyard.bookings.errors import NoBookingError, RefusedError
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.ledger.runner_leases import PoolCapacity
+from gpuyard.health.controllers.gpus_kept_from_jobs import HoldCheck
 from gpuyard.health.controllers.health_service import HealthService
-from gpuyard.health.controllers.hold_check import HoldCheck
 from gpuyard.model.booking import Booking
 from gpuyard.model.errors import GpuyardError
 from gpuyard.openstack.guarded_servers import GuardedServers
 from gpuyard.runners.console import GpuVerdict
+from gpuyard.runners.controllers.failed_gpu_checks import Quarantine
 from gpuyard.runners.controllers.github_permissions import PermissionCheck
 from gpuyard.runners.controllers.idle_since import SpareTimes
 from gpuyard.runners.controllers.job_repository import LATELY, JobRepository
 from gpuyard.runners.controllers.live_records import LiveReader
 from gpuyard.runners.controllers.pauses import Pauses
-from gpuyard.runners.controllers.quarantine import Quarantine
 from gpuyard.runners.controllers.registrar import Registrar, set_number
 from gpuyard.runners.controllers.runner_executor import LATE, RunnerExecutor, Tools
 from gpuyard.runners.controllers.runner_observer import RunnerObserver

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from gpuyard.health.controllers.gpus_kept_from_jobs import HoldCheck, open_hold_check
 from gpuyard.health.controllers.health_service import HealthService
-from gpuyard.health.controllers.hold_check import HoldCheck, open_hold_check
 from gpuyard.health.records import GpuHealth, HealthState
 from gpuyard.health.store import HealthStore
 from gpuyard.model.gpu import Gpu
