@@ -58,9 +58,12 @@ def _text(value: object) -> str:
 
 
 def print_yaml(value: object) -> None:
+    """Print a value as YAML in block style, as `openstack -f yaml` does."""
     from ruamel.yaml import YAML
 
-    YAML(typ="safe", pure=True).dump(json.loads(json.dumps(value, default=str)), sys.stdout)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.dump(json.loads(json.dumps(value, default=str)), sys.stdout)
 
 
 def _print_table(table: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

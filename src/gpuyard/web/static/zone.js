@@ -185,5 +185,5 @@ function lasting(milliseconds) {
     [hours, "h"],
     [minutes % 60, "min"],
   ].filter(([number]) => number);
-  return parts.length ? parts.map(([number, unit]) => `${number} ${unit}`).join(" ") : "no time";
+  return parts.length ? parts.map(([number, unit]) => `${number} ${unit}`).join(" ") : "under a minute";
 }
