@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from gpuyard.cli.main import app
 from gpuyard.client.errors import ApiRefusedError, PortalError
 from gpuyard.model.errors import BlockedError, UsageError
+from gpuyard.runners.cli.job_lookup import ADDRESS, names_a_job
 from gpuyard.runners.records import JobState
 from tests.support import openstack_commands
 from tests.support.ledgers import ADA, NOON, ROOT
@@ -116,6 +119,41 @@ def test_a_job_that_is_held_at_github_is_not_in_the_queue_but_in_the_list(url: s
     held = replace(WAITING, id="github.com/900", state=JobState.HELD, queued=NOON)
     portal.runners.put([held])
     assert [row["ID"] for row in data("ada", "jobs")] == [RUNNING.id, WAITING.id, NASTY_JOB.id, held.id]
+
+
+def test_a_job_is_found_by_what_github_shows_of_it(url: str, portal: RunnerPortal) -> None:
+    """The addresses are those of GitHub's pages, and `html_url` in the workflow_job payloads of octokit/webhooks."""
+    page = "https://github.com/acme/solver/actions/runs/7"
+    for words in (
+        "101",
+        f"{page}/job/101",
+        f"{page}/attempts/2/job/101",
+        f"{page}/jobs/101",
+        f"{page}/job/101?pr=12#step:3:4",
+        "https://github.com/acme/solver/runs/101?check_suite_focus=true",
+    ):
+        assert data("ada", "show", words)["id"] == WAITING.id, words
+    assert openstack_commands.one("ada", "gpu runner job show", f"{page}/job/101")["id"] == WAITING.id
+    own = "https://github.com/acme/solver/actions/runs/8"
+    in_set = replace(RUNNING, id="github.com/set/7/105", run_id=8, html_url=own)  # GitHub counts these apart
+    portal.runners.put([in_set])
+    for words in (own, f"{own}/", "8", f"{own}/job/999"):
+        assert data("ada", "show", words)["id"] == in_set.id, words
+    several = str(invoke("ada", "show", page).exception)
+    assert "run 7 has " in several
+    assert f"{RUNNING.id} (train)" in several
+    elsewhere = page.replace("github.com", "ghe.example.org")
+    for words in ("123456", "https://github.com/acme/solver/actions/runs/9", elsewhere):
+        missing = invoke("ada", "show", words).exception
+        assert isinstance(missing, BlockedError)
+        assert "gpuyard has no job that is" in str(missing)
+
+
+@given(st.text() | st.from_regex(r"\Ahttps?://[a-z./0-9]{0,60}/actions/runs/[0-9]{0,30}[/a-z0-9?#]{0,40}\Z"))
+def test_any_text_is_about_a_job_or_not(text: str) -> None:
+    assert names_a_job(text) in (True, False)
+    if match := ADDRESS.fullmatch(text):
+        assert (match["run"] or match["check"]).isdigit()
 
 
 def test_a_job_by_itself(url: str) -> None:

@@ -7,6 +7,7 @@ import argparse
 from osc_lib.command import command
 
 from gpuyard.console.osc import GpuCommand, Table
+from gpuyard.runners.cli.job_lookup import find_job
 from gpuyard.runners.cli.runner_rows import EVENTS, JOBS, RECENT, RUNNERS, event_row, fields, listed_jobs, runner_row
 
 
@@ -47,12 +48,16 @@ class ShowJob(GpuCommand, command.ShowOne):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = self.add_zone(super().get_parser(prog_name))
-        parser.add_argument("job", metavar="<job>", help="Id of the job, as in github.com/123456")
+        parser.add_argument(
+            "job",
+            metavar="<job>",
+            help="GitHub's number or address of the job or its run, or the job's id here: github.com/123456",
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Table:
         zone = self.zone(parsed_args)
-        row = self.client().job(parsed_args.job)
+        row = find_job(self.client(), parsed_args.job)
         events = [event_row(line, zone) for line in row["events"]]
         lines = "\n".join("  ".join(str(line[name]) for name in EVENTS if line[name]) for line in events)
         record = {**fields(row, zone), "events": lines}

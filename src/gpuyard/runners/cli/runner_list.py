@@ -70,7 +70,11 @@ def jobs(
 
 def show(
     job_or_runner: Annotated[
-        str, typer.Argument(metavar="JOB_OR_RUNNER", help="Id of the job, or name of the runner.")
+        str,
+        typer.Argument(
+            metavar="JOB_OR_RUNNER",
+            help="GitHub's number or address of the job or its run, the job's id here, or a runner's name.",
+        ),
     ],
     log: Annotated[bool, typer.Option("--log", help="Only the end of the runner's log, for who is logged in.")] = False,
     zone: ZoneOption = None,
@@ -80,14 +84,15 @@ def show(
     columns: ColumnOption = None,
 ) -> None:
     """Show a job or a runner, and what happened to it; -f json and yaml have that as 'events'."""
+    from gpuyard.runners.cli.job_lookup import find_job, names_a_job
     from gpuyard.runners.cli.runner_rows import EVENTS, event_row, fields
 
     where, client = zone_of(zone), client_of_anybody(cloud, url)
     if log:
         _print_log(client, job_or_runner)
         return
-    if "/" in job_or_runner:
-        row: Mapping[str, Any] = client.job(job_or_runner)
+    if names_a_job(job_or_runner):
+        row: Mapping[str, Any] = find_job(client, job_or_runner)
         events = list(row["events"])
     else:
         row = _runner(client, job_or_runner)
@@ -116,8 +121,11 @@ def _runner(client: Client, name: str) -> dict[str, Any]:
 
 
 def _print_log(client: Client, name: str) -> None:
-    job = name if "/" in name else str(_runner(client, name)["job"])
-    if "/" not in name and (not job or client.job(job)["runner"] != name):
+    from gpuyard.runners.cli.job_lookup import find_job, names_a_job
+
+    is_job = names_a_job(name)
+    job = str(find_job(client, name)["id"] if is_job else _runner(client, name)["job"])
+    if not is_job and (not job or client.job(job)["runner"] != name):
         raise BlockedError(f"runner {name} has no job whose log is its own; name a job in place of it")
     text = client.job_log(job)
     if not text:

@@ -123,7 +123,7 @@ class RestApi:
         data = None if body is None else json.dumps(body).encode()
         renewed = False
         for _ in range(REDIRECTS + 2):
-            self._try_to_lead(what, READ_COST if method == "GET" else WRITE_COST)
+            self._wait_for_limit(what, READ_COST if method == "GET" else WRITE_COST)
             token = "" if authorization else self._token(as_app)
             sent = self._headers(token, as_app, authorization, headers, data)
             safe = method in {"GET", "DELETE"}
@@ -185,7 +185,7 @@ class RestApi:
             made["content-type"] = "application/json"
         return made | dict(more or {})
 
-    def _try_to_lead(self, what: str, cost: float) -> None:
+    def _wait_for_limit(self, what: str, cost: float) -> None:
         """Wait a little where the limit asks for it. Raises GitHubError (LIMITED) where it would be long."""
         with self._lock:
             until = self._not_before
