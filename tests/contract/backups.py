@@ -27,10 +27,10 @@ from gpuyard.health.store import HealthStore
 from gpuyard.model.booking import BookingState
 from gpuyard.model.errors import BlockedError
 from gpuyard.server import database_upkeep as databases
-from gpuyard.server.schema_modules import ROOMS as ALL_ROOMS
+from gpuyard.server.schema_modules import SCHEMA_MODULES as ALL_ROOMS
 from tests.contract.store import at, booking, later, prepare, taken, write
 from tests.contract.store_migrations import (
-    ROOMS,
+    SCHEMA_MODULES,
     connected,
     fill,
     make_e126ab2,
@@ -58,7 +58,7 @@ def restored(url: str, file: Path, now_after: timedelta = timedelta(0)) -> list[
 
 
 def one_of_any_step_is_restored(url: str, new: New, folder: Path, room: str, revision: str) -> None:
-    migrate(parse_url(url), ROOMS[room], revision)
+    migrate(parse_url(url), SCHEMA_MODULES[room], revision)
     fill(url, room, revision)
     target = new()
     messages = restored(target, backed_up(url, folder))
@@ -213,7 +213,7 @@ def rows_without_the_rows_that_they_refer_to_are_found(url: str, new: New, folde
 
 
 def tables_of_an_older_release_are_seen_and_brought_up_to_date(url: str, new: New, folder: Path) -> None:
-    migrate(parse_url(url), ROOMS["ledger"], "0004")
+    migrate(parse_url(url), SCHEMA_MODULES["ledger"], "0004")
     assert databases.checked(url)[1][0] == "ledger: at 0004, this release has 0005"
     with pytest.raises(BlockedError, match=r"the tables of 1 room \(ledger\) are of an older release"):
         databases.refuse_old_tables(url)

@@ -42,7 +42,7 @@ from gpuyard.web.store import schema as portal_schema
 from tests.contract.store import at, booking, prepare, taken, write
 
 SCHEMAS = (ledger_schema, portal_schema, runners_schema, health_schema, history_schema)
-ROOMS = {schema.ROOM.name: schema.ROOM for schema in SCHEMAS}
+SCHEMA_MODULES = {schema.SCHEMA_MODULE.name: schema.SCHEMA_MODULE for schema in SCHEMAS}
 DUMPS = Path(__file__).parents[1] / "support"
 
 SAMPLES: dict[tuple[str, str], str] = {
@@ -189,13 +189,13 @@ def open_all(url: str) -> None:
 
 def the_tables_are_those_of_the_code(url: str) -> None:
     open_all(url)
-    for room in ROOMS.values():
+    for room in SCHEMA_MODULES.values():
         assert connected(url, lambda connection, room=room: differences(connection, room)) == []  # type: ignore[misc]
 
     def checks(connection: Connection) -> set[str]:
         """Which alembic does not compare."""
         inspector = inspect(connection)
-        names = [name for room in ROOMS.values() for name in room.tables.tables]
+        names = [name for room in SCHEMA_MODULES.values() for name in room.tables.tables]
         return {str(constraint["name"]) for name in names for constraint in inspector.get_check_constraints(name)}
 
     assert connected(url, checks) == {"bookings_time", "occupancy_time"}
@@ -215,17 +215,21 @@ def differences(connection: Connection, schema_module: SchemaModule) -> object:
 
 
 def no_two_rooms_have_a_table_of_one_name() -> None:
-    names = [name for room in ROOMS.values() for name in (room.version_table, *room.tables.tables)]
+    names = [name for room in SCHEMA_MODULES.values() for name in (room.version_table, *room.tables.tables)]
     assert len(names) == len(set(names))
 
 
 def every_step_has_a_sample() -> None:
-    steps = [(name, revision.revision) for name, room in ROOMS.items() for revision in steps_of(room).walk_revisions()]
+    steps = [
+        (name, revision.revision)
+        for name, room in SCHEMA_MODULES.items()
+        for revision in steps_of(room).walk_revisions()
+    ]
     assert set(SAMPLES) == set(steps)
 
 
 def a_database_of_any_step_is_brought_up_to_date(url: str, room: str, revision: str) -> None:
-    migrate(parse_url(url), ROOMS[room], revision)
+    migrate(parse_url(url), SCHEMA_MODULES[room], revision)
     fill(url, room, revision)
     the_sample_is_there(url, room, revision)
     the_tables_are_those_of_the_code(url)
@@ -331,14 +335,14 @@ def a_database_of_e126ab2_is_brought_up_to_date(url: str) -> None:
     open_all(url)
     after = connected(url, all_rows)
     for table, rows in before.items():
-        if table not in {room.version_table for room in ROOMS.values()}:
+        if table not in {room.version_table for room in SCHEMA_MODULES.values()}:
             assert [{name: row[name] for name in rows[0]} for row in after[table]] == rows
     the_tables_are_those_of_the_code(url)
     what_e126ab2_had_is_there(url)
 
 
 def what_e126ab2_had_is_there(url: str) -> None:
-    for room in ROOMS.values():
+    for room in SCHEMA_MODULES.values():
         the_sample_is_there(url, room.name, str(steps_of(room).get_base()))
 
 
@@ -362,7 +366,7 @@ def opening_again_changes_nothing(url: str) -> None:
 
 def a_database_of_a_newer_release_is_refused(url: str) -> None:
     open_all(url)
-    for room in ROOMS.values():
+    for room in SCHEMA_MODULES.values():
         newer = f"update {room.version_table} set version_num = '9999'"  # noqa: S608
         connected(url, lambda connection, newer=newer: connection.execute(text(newer)))  # type: ignore[misc]
         with pytest.raises(StoreError, match=rf"made by a newer gpuyard \(the {room.name}'s tables are at 9999"):
@@ -373,11 +377,11 @@ def a_database_of_a_step_that_is_gone_is_refused(url: str) -> None:
     """From before e126ab2, or from between it and the next release."""
     open_all(url)
     for room, gone in (("ledger", "0001"), ("health", "0006")):
-        older = f"update {ROOMS[room].version_table} set version_num = '{gone}'"  # noqa: S608
+        older = f"update {SCHEMA_MODULES[room].version_table} set version_num = '{gone}'"  # noqa: S608
         connected(url, lambda connection, older=older: connection.execute(text(older)))  # type: ignore[misc]
         too_old = rf"made by a gpuyard too old for this one \(the {room}'s tables are at {gone}, .* with commit \w{{7}}"
         with pytest.raises(StoreError, match=too_old):
-            migrate(parse_url(url), ROOMS[room])
+            migrate(parse_url(url), SCHEMA_MODULES[room])
 
 
 def a_step_that_fails_leaves_nothing(url: str) -> None:
@@ -404,7 +408,7 @@ def upgrade():
 @contextmanager
 def later_release(folder: Path, *more: str) -> Iterator[None]:
     """As if the release had another step."""
-    steps, room = folder / "migrations", ROOMS["ledger"]
+    steps, room = folder / "migrations", SCHEMA_MODULES["ledger"]
     shutil.copytree(room.steps, steps, ignore=shutil.ignore_patterns("__pycache__"))
     (steps / "later.py").write_text("".join((NEXT.replace("LAST", latest()), *more)))
     with pytest.MonkeyPatch.context() as patch:
@@ -414,7 +418,7 @@ def later_release(folder: Path, *more: str) -> Iterator[None]:
 
 def latest() -> str:
     """The ledger's last step."""
-    return str(steps_of(ROOMS["ledger"]).get_current_head())
+    return str(steps_of(SCHEMA_MODULES["ledger"]).get_current_head())
 
 
 def _lane_notes(connection: Connection) -> list[str]:

@@ -168,7 +168,7 @@ def compare_processes(booked: BookedLab, folder: Path, statuses: list[GpuStatus]
     with closing(open_ledger(folder, booked.compiled, booked.clock)) as ledger:
         second = BookingController(booked.operator, booked.compiled, ledger, taker, booked.clock)
         second.run()
-        assert second.waits == ("another process on this database keeps the bookings",)
+        assert second.waits == ("another process on this database leads bookings",)
         assert second.words == booked.controller.words
         assert gpu_statuses(booked.compiled.gpus, taker.take(booked.clock()), second.words) == statuses
 

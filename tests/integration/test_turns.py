@@ -75,7 +75,7 @@ def test_a_process_that_is_killed_or_stopped_has_its_turn_no_longer(
             os.kill(process.pid, signal.SIGCONT)
             assert process.communicate("\n")[0] == "False\n", "it does not believe that it has it"
         assert store.is_leader("bookings")
-        assert store.taken() == ["bookings"]
+        assert store.led_roles() == ["bookings"]
 
 
 def test_a_turn_that_is_to_last_outlives_silence(postgres: Server) -> None:
@@ -117,7 +117,7 @@ def test_the_turn_is_taken_again_soon_after_the_server_was_away(tmp_path: Path) 
         store.on_free("bookings", free.set)
         assert store.try_to_lead("bookings")
         running.end(signal.SIGQUIT)
-        until(lambda: not store.taken())
+        until(lambda: not store.led_roles())
         with pytest.raises(StoreError, match="cannot be used"):
             store.try_to_lead("bookings")
         assert not free.is_set()

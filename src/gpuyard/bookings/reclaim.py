@@ -50,7 +50,7 @@ class Do(StrEnum):
     FINISH = "finish"
     """Tell that the GPU is back by what was done."""
     CLEAR = "clear"
-    """Take the warning off: there is no reason for the overstay any more."""
+    """Take the warning off: the server need not give its GPU back any more."""
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from gpuyard.web.login_throttle import places
 from gpuyard.web.settings import OthersShown
 
 LOG = logging.getLogger(__name__)
-TURN = re.compile(r"([0-9a-f]{8})-([0-9]{1,15})")
-"""The version that a page shows: the feed that it had it from, and the number of the map's version."""
+EVENT_ID = re.compile(r"([0-9a-f]{8})-([0-9]{1,15})")
+"""Id of an event: the feed that sent it, and the version of the map that a page shows since."""
 NOTHING = -1
 """The version of a page that shows no map, or one that is too old to be told what differs: it gets the whole map."""
 MOST_BEHIND = 30
@@ -159,7 +159,7 @@ class LiveFeed:
 
     def _version_of(self, last_event_id: str) -> int:
         """NOTHING of a page that shows nothing of this feed's."""
-        match = TURN.fullmatch(last_event_id)
+        match = EVENT_ID.fullmatch(last_event_id)
         return int(match[2]) if match and match[1] == self._name else NOTHING
 
     async def _since(self, version: int, hidden: bool) -> tuple[bytes, int]:
@@ -172,14 +172,14 @@ class LiveFeed:
             self._drawn = {
                 drawn_key: block for drawn_key, block in self._drawn.items() if drawn_key[2] == shown.version
             }
-            base_version = self._told_from(version, hidden)
+            base_version = self._base_version(version, hidden)
             key = hidden, base_version, shown.version
             if key not in self._drawn:
                 self._drawn[key] = await self._draw(shown, base_version)
             block = self._drawn[key]
             return (block, shown.version) if block else (b"", version)
 
-    def _told_from(self, version: int, hidden: bool) -> int:
+    def _base_version(self, version: int, hidden: bool) -> int:
         """The version from which on a page that shows a map of an older one is told what differs; NOTHING: it gets the
         whole map."""
         shown = self._maps[hidden]

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import HTMLResponse
 
 from gpuyard.bookings.ledger.ledger import Ledger
-from gpuyard.bookings.records import Query as Wanted
+from gpuyard.bookings.records import Query as BookingQuery
 from gpuyard.bookings.web.booking_documents import BookingRows
 from gpuyard.dashboard.mine_presenter import mine_booking, servers_of
 from gpuyard.dashboard.project_presenter import (
@@ -64,7 +64,7 @@ def install(
         first = date.fromisoformat(f"{month}-01") if month else today.replace(day=1)
         end = min(_next_month(first), today + DAY)
         use_sums = history.sums(first, end, BY, "day", {"project_id": person.project_id})
-        query = Wanted(project_id=person.project_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
+        query = BookingQuery(project_id=person.project_id, kinds=frozenset({BookingKind.BOOKING}), states=OPEN)
         book, visibility = ledger.book, use_visibility(sources.settings.others, who)
         shown = project_page(
             person.project,

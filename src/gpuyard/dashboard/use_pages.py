@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuyard.bookings.ledger.ledger import Ledger
-from gpuyard.bookings.records import Query as Wanted
+from gpuyard.bookings.records import Query as BookingQuery
 from gpuyard.bookings.web.booking_documents import BookingRows
 from gpuyard.dashboard.sources import Sources
 from gpuyard.dashboard.use_presenter import WAITS, overview
@@ -150,7 +150,7 @@ def install(app: FastAPI, sources: Sources, history: History, ledger: Ledger, ro
     def over_all(request: Request, filters: Annotated[OverviewAsked, Query()]) -> HTMLResponse:
         who, usage = require_page_visitor(request), book.of(checked(filters).days)
         waiting = ledger.find(
-            Wanted(kinds=frozenset({BookingKind.BOOKING}), states=WAITS, pool=filters.pool), MOST_WAITING
+            BookingQuery(kinds=frozenset({BookingKind.BOOKING}), states=WAITS, pool=filters.pool), MOST_WAITING
         )
         board = sources.runners.overview.latest() if sources.runners is not None else None
         shown = overview(

@@ -249,7 +249,7 @@ def _replace_server(database: Database, schema_modules: Sequence[SchemaModule], 
 
 
 def _reflected(connection: Connection, schema_modules: Sequence[SchemaModule]) -> MetaData:
-    """The tables of rooms as they are there."""
+    """The tables of schema modules, as the database has them."""
     existing, metadata = set(inspect(connection).get_table_names()), MetaData()
     metadata.reflect(
         connection,

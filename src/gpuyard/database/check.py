@@ -17,7 +17,7 @@ MOST = 5
 
 
 @dataclass(frozen=True)
-class RoomVersion:
+class SchemaVersion:
     """The migration step that the tables of a schema module are at."""
 
     room: str
@@ -34,16 +34,16 @@ class RoomVersion:
         return self.unknown is None and self.at != self.newest
 
 
-def versions(database: Database, schema_modules: Sequence[SchemaModule]) -> list[RoomVersion]:
+def versions(database: Database, schema_modules: Sequence[SchemaModule]) -> list[SchemaVersion]:
     """Return the version of each schema module's tables. Raises StoreError."""
-    room_versions = []
+    schema_versions = []
     with database.reading() as connection:
         for schema_module in schema_modules:
             script, at = steps_of(schema_module), revision_of(connection, schema_module)
-            room_versions.append(
-                RoomVersion(schema_module.name, at, str(script.get_current_head()), unknown(script, at))
+            schema_versions.append(
+                SchemaVersion(schema_module.name, at, str(script.get_current_head()), unknown(script, at))
             )
-    return room_versions
+    return schema_versions
 
 
 def problems(database: Database, schema_modules: Sequence[SchemaModule]) -> list[str]:

@@ -1,5 +1,5 @@
-"""Leader election: each named role has one process as its leader at a time. A leader that ends, however it ends, leads
-no longer.
+"""Leader election: each named role has one process as its leader at a time. Leadership ends with the process, however
+that ends.
 
 On SQLite leadership is a lock on a file beside the database; on PostgreSQL it is an advisory lock of a session, which
 ends with its connection. There a leader sends a query every BEAT seconds. When it does not, since it is stopped or its
@@ -63,7 +63,7 @@ class LeaderElection:
 
     def on_free(self, name: str, call: Callable[[], None]) -> None:
         """Register a call for when a role that this process was refused, or has lost, comes free: it wakes the loop
-        that takes it. Only on PostgreSQL, and perhaps several times."""
+        that tries to lead it. Only on PostgreSQL, and perhaps several times."""
         self._calls[name] = call
 
     def try_to_lead(self, name: str) -> bool:
@@ -88,7 +88,7 @@ class LeaderElection:
                 return name in self._files
             return self._is_alive(name)
 
-    def taken(self) -> list[str]:
+    def led_roles(self) -> list[str]:
         """Return the roles that this process leads, as far as it knows: the database is not asked."""
         return sorted({*self._files, *self._connections})
 
@@ -168,7 +168,7 @@ class LeaderElection:
             try:
                 free = [name for name in waits if self._is_free(name)]
             except StoreError as error:  # as those know who use it
-                LOG.debug("nobody can say whose turn it is: %s", error)
+                LOG.debug("cannot ask whether a role is free: %s", error)
                 continue
             for name in free:
                 if name in self._calls and not over.is_set():

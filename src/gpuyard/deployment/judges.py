@@ -150,7 +150,8 @@ def judge_verify(
 
 
 def _of(pick: Callable[[DeploymentState], Observed | None]) -> Callable[[JudgeOf[Observed]], Judge]:
-    """Of what was picked of the sight, once it was looked at; what is wrong with it as a whole is in the way."""
+    """Make a judge of one observed part of the state. Until the part was observed its tasks come later; a problem of
+    the part as a whole blocks them."""
 
     def of_seen(judge: JudgeOf[Observed]) -> Judge:
         def verdict(
@@ -167,14 +168,14 @@ def _of(pick: Callable[[DeploymentState], Observed | None]) -> Callable[[JudgeOf
 
 
 @_of(lambda state: state.kolla)
-def judge_machines(site: Site, sight: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
+def judge_machines(site: Site, state: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
     if kolla.machine_refusals:
         return _blocked(*kolla.machine_refusals)
     return _due(*kolla.machines) if kolla.machines else _done("as the site file says")
 
 
 @_of(lambda state: state.kolla)
-def judge_passwords(site: Site, sight: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
+def judge_passwords(site: Site, state: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
     if kolla.passwords_refusal:
         return _blocked(kolla.passwords_refusal)
     if kolla.passwords_mode:
@@ -183,11 +184,11 @@ def judge_passwords(site: Site, sight: DeploymentState, kolla: KollaState, name:
 
 
 @_of(lambda state: state.kolla)
-def judge_render(site: Site, sight: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
-    if missing := [host for host in site.hosts if host not in sight.recorded]:
+def judge_render(site: Site, state: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
+    if missing := [host for host in site.hosts if host not in state.recorded]:
         return _later(f"the recording of {', '.join(missing)} comes first")
-    if sight.site_problem:
-        return _blocked(*sight.site_problem.splitlines())
+    if state.site_problem:
+        return _blocked(*state.site_problem.splitlines())
     if kolla.render_refusals:
         return _blocked(*kolla.render_refusals)
     if kolla.rendered is None:
@@ -196,7 +197,7 @@ def judge_render(site: Site, sight: DeploymentState, kolla: KollaState, name: st
 
 
 @_of(lambda state: state.kolla)
-def judge_collection(site: Site, sight: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
+def judge_collection(site: Site, state: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
     if not kolla.collection:
         return _due("+ openstack.kolla, from its git repository")
     if not kolla.collection_current:
@@ -322,38 +323,38 @@ def _missing(site: Site, state: DeploymentState, hosts: Collection[str]) -> Iter
 
 
 @_of(lambda state: state.kolla)
-def judge_post_deploy(site: Site, sight: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
+def judge_post_deploy(site: Site, state: DeploymentState, kolla: KollaState, name: str) -> TaskVerdict:
     return _done("clouds.yaml is there") if kolla.credentials else _due("+ clouds.yaml, for the administrator")
 
 
 @_of(lambda state: state.cloud)
-def judge_limits(site: Site, sight: DeploymentState, cloud: OpenStackState, name: str) -> TaskVerdict:
+def judge_limits(site: Site, state: DeploymentState, cloud: OpenStackState, name: str) -> TaskVerdict:
     if not site.gpu_quotas:
         return _done("gpu_quotas is off")
     return _done("it may") if cloud.reads_limits else _due("+ role reader on the system for user nova")
 
 
 @_of(lambda state: state.cloud)
-def judge_apply(site: Site, sight: DeploymentState, cloud: OpenStackState, name: str) -> TaskVerdict:
+def judge_apply(site: Site, state: DeploymentState, cloud: OpenStackState, name: str) -> TaskVerdict:
     if cloud.refusals:
         return _blocked(*cloud.refusals)
     return _due(*cloud.steps) if cloud.steps else _done("the cloud is as the site file says")
 
 
 @_of(lambda state: state.cloud)
-def judge_image(site: Site, sight: DeploymentState, cloud: OpenStackState, name: str) -> TaskVerdict:
+def judge_image(site: Site, state: DeploymentState, cloud: OpenStackState, name: str) -> TaskVerdict:
     return _done("servers get one") if cloud.images.get(name) else _due(f"+ image {name}, built, checked and promoted")
 
 
 @_of(lambda state: state.service)
-def judge_serve(site: Site, sight: DeploymentState, service: ServiceState, name: str) -> TaskVerdict:
+def judge_serve(site: Site, state: DeploymentState, service: ServiceState, name: str) -> TaskVerdict:
     if service.changes:
         return _due(*service.changes)
     return _done("it serves what the site file says") if service.active else _due("start it, and at each boot")
 
 
 @_of(lambda state: state.service)
-def judge_accept(site: Site, sight: DeploymentState, service: ServiceState, name: str) -> TaskVerdict:
+def judge_accept(site: Site, state: DeploymentState, service: ServiceState, name: str) -> TaskVerdict:
     if service.waiting is None:
         return _later("the portal knows, once it serves")
     return _due(*service.waiting) if service.waiting else _done("no GPU waits for it")

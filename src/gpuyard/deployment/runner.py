@@ -56,20 +56,20 @@ class DeployScreen(Protocol):
 
 @dataclass(frozen=True)
 class Deployment:
-    """A deployment to run: site, ports and the wanted range."""
+    """A deployment to run: its site, its ports, and the range of stages to run."""
 
     site: Site
-    doors: DeploymentPorts
-    wanted: DeployRange
+    ports: DeploymentPorts
+    deploy_range: DeployRange
     clock: Callable[[], datetime]
 
     def first_look(self) -> DeploymentState:
         """Observe all that the wanted stages need."""
-        parts = {part for stage in stages(self.wanted) for part in stage.of_parts}
-        return self.doors.look(DeploymentState(), frozenset(parts))
+        parts = {part for stage in stages(self.deploy_range) for part in stage.of_parts}
+        return self.ports.look(DeploymentState(), frozenset(parts))
 
     def plan(self, state: DeploymentState, journal: DeployJournal) -> tuple[DeployTask, ...]:
-        return plan_deployment(self.site, state, journal, self.wanted)
+        return plan_deployment(self.site, state, journal, self.deploy_range)
 
     def run(
         self, state: DeploymentState, journal: DeployJournal, writer: JournalWriter, screen: DeployScreen
@@ -90,7 +90,7 @@ class Deployment:
             journal = self._carry_out(state, journal, writer, screen, group, number)
             ran |= {(task.stage, task.object): task.verdict.says for task in group}
             again = next(stage.again for stage in STAGES if stage.name == group[0].stage)
-            state = self.doors.look(state, again)
+            state = self.ports.look(state, again)
 
     def _carry_out(
         self,
@@ -103,18 +103,18 @@ class Deployment:
     ) -> DeployJournal:
         def note(task: DeployTask, happening: Happening, about: str) -> None:
             nonlocal journal
-            when, hosts = stamp(self.clock()), self.wanted.hosts
+            when, hosts = stamp(self.clock()), self.deploy_range.hosts
             entry = JournalEntry(journal.run, task.stage, task.object, happening, when, about, hosts)
             writer.write(entry)
             journal = journal.with_entry(entry)
 
-        about = {task.object: self.doors.about(state, task.stage, task.object) for task in group}
+        about = {task.object: self.ports.about(state, task.stage, task.object) for task in group}
         for task in group:
             note(task, Happening.BEGUN, about[task.object])
         screen.started(*number, group)
         code = GpuyardError.exit_code
         try:
-            problems = dict(self.doors.carry_out(state, group[0].stage, [task.object for task in group]))
+            problems = dict(self.ports.carry_out(state, group[0].stage, [task.object for task in group]))
         except GpuyardError as error:
             problems, code = {task.object: str(error) for task in group}, error.exit_code
         for task in group:

@@ -1,11 +1,11 @@
 """Decides what becomes of each attempt to accept a GPU by booting a server on it. Pure.
 
-An attempt (a `Try`) is one slot, from the request to a verdict: it waits for its turn, its GPU is lent, Nova is asked
-for a server, the server runs its checks (guest/accept.sh), the server is deleted. `next_attempts` picks who goes next:
-the canary's host first, and one slot of a pool at a time while GPUs are being released. `judged` moves an attempt on.
-Each step is written before it is done, so a process that is killed at any moment is followed by one that finds out what
-has come of it. As long as an attempt is open its GPUs are kept back, and only its own server gets them: they are lent
-to it (docs/adr/0032).
+An attempt (a `Try`) is one slot, from the request to a verdict: it waits until `next_attempts` picks it, its GPU is
+lent, Nova is asked for a server, the server runs its checks (guest/accept.sh), the server is deleted. `next_attempts`
+picks who goes next: the canary's host first, and one slot of a pool at a time while GPUs are being released. `judged`
+moves an attempt on. Each step is written before it is done, so a process that is killed at any moment is followed by
+one that finds out what has come of it. As long as an attempt is open its GPUs are kept back, and only its own server
+gets them: they are lent to it (docs/adr/0032).
 
 A fault of the GPU quarantines it. A fault of the cloud or of the image leaves the GPU as it was, with the reason: a
 person tries again.
@@ -34,8 +34,8 @@ class TryState(StrEnum):
     """Where a try is."""
 
     WAITING = "waiting"
-    """For its turn: for the canary's host, or for another one of its pool; or, as its cause says then, for the server
-    that still has its GPU."""
+    """It has not begun: it waits for the canary's host, or for another attempt in its pool; or, as its cause says then,
+    for the server that still has its GPU."""
     LENT = "lent"
     """Its GPU is lent, and is being released for its server alone."""
     CREATING = "creating"
@@ -53,7 +53,7 @@ class TryState(StrEnum):
 
 OVER = frozenset({TryState.PASSED, TryState.FAILED, TryState.GIVEN_UP})
 OPEN = frozenset(TryState) - OVER
-TAKES_TURN = frozenset({TryState.LENT, TryState.CREATING})
+BEING_RELEASED = frozenset({TryState.LENT, TryState.CREATING})
 """While a GPU is released nobody else in its pool is let in: one at a time."""
 
 
@@ -131,7 +131,7 @@ class TryObservation:
     fault: str = ""
     gone: bool = False
     """Nova was asked, and has no such server: neither by its name, nor by its id."""
-    said: AcceptanceOutput = NOTHING
+    output: AcceptanceOutput = NOTHING
     against: str = ""
     """Why it fails although its server found nothing wrong; empty: nothing."""
 
@@ -143,10 +143,10 @@ def first_host(slots: Sequence[tuple[str, str]], canary: bool) -> str:
 
 
 def next_attempts(tries: Iterable[Try], now: datetime, held: Collection[str] = ()) -> tuple[list[Try], list[Try]]:
-    """Return the waiting attempts whose turn it is, and those that are given up, as they are then. `tries`: of every
+    """Return the waiting attempts that can begin now, and those that are given up, as they are then. `tries`: of every
     batch that has an open one, all. `held`: ids of those whose GPU is not free yet; they keep no other one back."""
     attempts = list(tries)
-    busy = {candidate.pool for candidate in attempts if candidate.state in TAKES_TURN}
+    busy = {candidate.pool for candidate in attempts if candidate.state in BEING_RELEASED}
     go: list[Try] = []
     skipped: list[Try] = []
     for attempt in sorted(
@@ -168,8 +168,8 @@ def next_attempts(tries: Iterable[Try], now: datetime, held: Collection[str] = (
 
 
 def waited(attempt: Try, why: str, within: timedelta, now: datetime) -> Try:
-    """Return the attempt waiting on, or given up when its GPU was not free `within` this time. Its turn has come;
-    `since` counts from the first time that its GPU was not free."""
+    """Return the attempt waiting on, or given up when its GPU was not free `within` this time. Nothing else keeps it
+    from beginning; `since` counts from the first time that its GPU was not free."""
     if not attempt.cause or attempt.since > now:
         return replace(attempt, since=now, cause=why[:WORDS])
     if now - attempt.since < within:
@@ -191,7 +191,7 @@ def judged(attempt: Try, observed: TryObservation, within: timedelta, now: datet
         return attempt
     if observed.spoiled:
         return with_outcome(attempt, TryState.GIVEN_UP, observed.spoiled, now)
-    if observed.said.verdict is not GuestVerdict.NONE and attempt.state is TryState.RUNNING:
+    if observed.output.verdict is not GuestVerdict.NONE and attempt.state is TryState.RUNNING:
         return _by_verdict(attempt, observed, now)
     if not observed.lent:
         return with_outcome(attempt, TryState.GIVEN_UP, "its GPU is not lent to it any more", now)
@@ -220,7 +220,7 @@ def _with_server(attempt: Try, observed: TryObservation, within: timedelta, now:
     if late and observed.status == UNKNOWN:  # its cell of Nova does not answer, and so cannot show its console
         return replace(attempt, deadline=now + within)
     if late:
-        if observed.said.begun:
+        if observed.output.begun:
             return with_outcome(attempt, TryState.FAILED, "the checks in its server have not ended in time", now)
         text = (
             f"its server (Nova: {observed.status or 'unknown'}) has not begun its checks in time: is there cloud-init?"
@@ -230,7 +230,7 @@ def _with_server(attempt: Try, observed: TryObservation, within: timedelta, now:
 
 
 def _by_verdict(attempt: Try, observed: TryObservation, now: datetime) -> Try:
-    output = observed.said
+    output = observed.output
     outcome = {
         GuestVerdict.OK: TryState.PASSED,
         GuestVerdict.FAILED: TryState.FAILED,

@@ -44,7 +44,7 @@ class Contradiction:
     why: str
 
 
-def sight(
+def locate_cards(
     known_cards: Mapping[str, CardSeen], server: str, has: Collection[Place], sees: Iterable[str], now: datetime
 ) -> tuple[dict[str, CardSeen], list[Contradiction]]:
     """Return the cards whose places change when a server that `has` these GPUs `sees` these cards, and contradictions.

@@ -103,7 +103,7 @@ class CloudSignals:
                 if now - since >= self._verdict(place, "no-provider").lasts:
                     yield _saw(place, "no-provider", now, f"no provider {name} since {since:%Y-%m-%d %H:%M:%S} UTC")
             else:
-                self._gone.pop(name, None)  # nobody knows: its whole host is out of sight
+                self._gone.pop(name, None)  # nobody knows: its host does not answer, or it was never there
 
     def _creates(self, places: Mapping[str, SitePlace], snapshot: Snapshot) -> Iterator[Observation]:
         building: dict[str, set[str]] = {}

@@ -59,7 +59,7 @@ class Circumstances:
     """The inputs of a plan besides the GPUs' own records."""
 
     now: datetime
-    sights: Mapping[str, GpuObservation] = field(default_factory=dict)
+    gpu_observations: Mapping[str, GpuObservation] = field(default_factory=dict)
     """By name; of a GPU that is not here nothing is known."""
     looked: datetime | None = None
     """When the cloud was read for that; None: now."""
@@ -170,7 +170,7 @@ class _Work:
         self._settles: list[int] = []
         self._waits = False
         """Time alone ends no suspicion now."""
-        self._observed = around.sights.get(place.name)
+        self._gpu_observation = around.gpu_observations.get(place.name)
         self.gpu = record or self._first_seen()
         if self.gpu.pool != place.pool:
             self.gpu = replace(self.gpu, pool=place.pool)
@@ -247,7 +247,7 @@ class _Work:
         return gpu
 
     def _follow_server(self) -> None:
-        observed, state = self._observed, self.gpu.state
+        observed, state = self._gpu_observation, self.gpu.state
         if observed is not None and state is HealthState.TO_ACCEPT and self._needs_scrub(observed):
             self._become(
                 HealthState.RETURNED, "Nova keeps it reserved after a use: it is scrubbed before it is accepted"
@@ -375,7 +375,7 @@ class _Work:
         """What a guest said to be wrong with a GPU that its server has no more: time alone does not mend that. It is
         accepted where the site has acceptance, scrubbed where Nova keeps it reserved, else quarantined. While nobody
         knows who gets it, it waits."""
-        observed = self._observed
+        observed = self._gpu_observation
         if observed is None or observed.is_moved:
             self._waits = True
         elif observed.server == observation.by:
@@ -408,7 +408,11 @@ class _Work:
 
     def _can_be_accepted(self) -> bool:
         """Return whether no server has it, nor Nova keeps it reserved after one."""
-        held = self._observed is None or bool(self._observed.server) or (self._place.once and self._observed.reserved)
+        held = (
+            self._gpu_observation is None
+            or bool(self._gpu_observation.server)
+            or (self._place.once and self._gpu_observation.reserved)
+        )
         return (self.gpu.state, HealthState.TO_ACCEPT) in TRANSITIONS and not held
 
     def _try_out(self, observation: Observation, verdict: SignalVerdict) -> None:
@@ -481,7 +485,7 @@ class _Work:
             return
         if self._is_watched(gpu.signal) and not self._heard_since(gpu.since):
             return  # nothing was seen because nobody has looked
-        observed = self._observed
+        observed = self._gpu_observation
         if observed is None:
             return
         to = HealthState.FINE

@@ -89,7 +89,7 @@ class Courier:
         outcome_counts: Counts | None = None,
     ) -> None:
         """`outcome_counts` counts (channel, one of OUTCOMES)."""
-        self._told = outcome_counts or Counts()
+        self._outcome_counts = outcome_counts or Counts()
         self._ledger, self._outbox = ledger, ledger.upkeep.outbox
         self._channel = channel
         self._site = site
@@ -153,7 +153,7 @@ class Courier:
                 self._behind[about] = (delivery.event.id, retry)
         else:
             self._outbox.mark_delivered(self._channel.name, delivery.event.id, self._now())
-            self._told.add(self._channel.name, "told")
+            self._outcome_counts.add(self._channel.name, "told")
 
     def _put_off(self, delivery: Delivery, retry: datetime, why: str) -> bool:
         """Return whether it will be tried again."""
@@ -162,7 +162,7 @@ class Courier:
             self._give_up(delivery, why)
             return False
         self._outbox.put_off(self._channel.name, delivery.event.id, retry)
-        self._told.add(self._channel.name, "put_off")
+        self._outcome_counts.add(self._channel.name, "put_off")
         return True
 
     def _give_up(self, delivery: Delivery, why: str) -> None:
@@ -171,7 +171,7 @@ class Courier:
         target = delivery.event.booking or delivery.event.user_id
         self._ledger.upkeep.records.write_audit(AuditEntry(self._now(), GPUYARD, "message.given_up", target, "", text))
         self._outbox.put_off(self._channel.name, delivery.event.id, None)
-        self._told.add(self._channel.name, "given_up")
+        self._outcome_counts.add(self._channel.name, "given_up")
 
     def _message(self, event: Event) -> Message:
         try:

@@ -422,10 +422,10 @@ def open_servers_project(
     identity = str(rows[0]["id"])
     if cloud is None:
         return api.in_project(identity), identity
-    door = connect(cloud)
-    if door.project != identity:
+    project_api = connect(cloud)
+    if project_api.project != identity:
         raise UsageError(
             f"{key}.cloud: the credentials of cloud {cloud} are for another project than {key}.project, "
             f"{project!r}: make an application credential there"
         )
-    return door, identity
+    return project_api, identity

@@ -61,7 +61,7 @@ class QueueEntry(NamedTuple):
     waits: bool
 
 
-def in_turn(turns: Iterable[QueueEntry], used: Mapping[str, float], overdue: float) -> list[str]:
+def in_order(turns: Iterable[QueueEntry], used: Mapping[str, float], overdue: float) -> list[str]:
     """Return the ids of those that wait, in the order of their turns: by priority, then those queued before `overdue`,
     the oldest first, then by what its repository has used of its share, then by age.
 

@@ -1,4 +1,4 @@
-"""Places one waiting job after the other, in the order of turns: a server now, or from when on, and why not now.
+"""Places one waiting job after the other, in the order of the queue: a server now, or from when on, and why not now.
 
 Every job that waits keeps the capacity that it will have first, so no job behind it can delay it (conservative
 backfill). Each choice of flavor is tried in order: the first one that is free now, and under all limits, is taken;

@@ -19,7 +19,7 @@ from gpuyard.bookings.yielding import MADE_WAY
 from gpuyard.database.times import moment, seconds
 from gpuyard.model.backoff import backoff
 from gpuyard.runners.cpu_lane import has_server
-from gpuyard.runners.fair_share import HOUR, QueueEntry, account, in_turn
+from gpuyard.runners.fair_share import HOUR, QueueEntry, account, in_order
 from gpuyard.runners.placing import TEARDOWN, PlanCapacity, lease_length, uses, weight
 from gpuyard.runners.records import Cause, Job, JobState, Runner, RunnerState, ServerSpec
 from gpuyard.runners.resolve import IdleRunners
@@ -185,9 +185,9 @@ class _Planning:
 
         GitHub assigns a set no job beyond the capacity that it announces, and reports nothing of the others but their
         number. Were the capacity what is free when all other jobs have been placed, these would get nothing while
-        anybody waits. So each has its turn and its room like other jobs; when it has room now, `_capacity` invites
-        GitHub to assign it, and only then we learn whose it is. Until then it counts as the repository's whose job the
-        set got last, and is no older than that job: GitHub assigns the oldest first.
+        anybody waits. So each has its place in the queue and its room like other jobs; when it has room now,
+        `_capacity` invites GitHub to assign it, and only then we learn whose it is. Until then it counts as the
+        repository's whose job the set got last, and is no older than that job: GitHub assigns the oldest first.
         """
         if (
             not demand.waiting
@@ -261,8 +261,8 @@ class _Planning:
         """Return the jobs in the order of their turns; those that have failed too often come last."""
         used: dict[str, float] = defaultdict(float, {name.lower(): hours for name, hours in self.view.used.items()})
         late = (self.now - OVERDUE).timestamp()
-        turns = [
-            self._turn(job.id, job.repository, job.scale_set, job.spec, job.queued, placing, waits=True)
+        entries = [
+            self._entry(job.id, job.repository, job.scale_set, job.spec, job.queued, placing, waits=True)
             for job in queued.values()
             if job.spec and job.tries < MOST_TRIES
         ]
@@ -275,11 +275,11 @@ class _Planning:
             stands_itself = (has.id if has else runner.for_job if runner.for_job in self.presumed else "") in queued
             if (runner.state is RunnerState.BUSY or has is not None) and not stands_itself:
                 id, since = (has.id, has.queued) if has else (runner.name, runner.created)
-                turns.append(self._turn(id, whose, runner.scale_set, runner.spec, since, placing, waits=False))
+                entries.append(self._entry(id, whose, runner.scale_set, runner.spec, since, placing, waits=False))
         given_up = sorted(job.id for job in queued.values() if job.tries >= MOST_TRIES)
-        return [queued[id] for id in (*in_turn(turns, used, late), *given_up)]
+        return [queued[id] for id in (*in_order(entries, used, late), *given_up)]
 
-    def _turn(
+    def _entry(
         self,
         id: str,
         whose: str,
@@ -476,8 +476,8 @@ class _Planning:
 
     def _capacity(self, demand: SetDemand, placing: PlanCapacity) -> int:
         """Return the capacity to announce to GitHub for a set: a job for each runner, what has been assigned already,
-        what has its turn now (`_unassigned`), and what would have room besides, so that a job which comes next is
-        assigned at once."""
+        what is next in the queue now (`_unassigned`), and what would have room besides, so that a job which comes next
+        is assigned at once."""
         gone = [
             runner.name for runner in self.runners if runner.state is RunnerState.DELETING or runner.name in self.ending
         ]

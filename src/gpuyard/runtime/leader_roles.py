@@ -1,5 +1,5 @@
-"""Roles of the leader election: the process that leads one does the work of its loops."""
+"""The roles of the leader election. The leader of a role runs its loops."""
 
 BOOKINGS = "bookings"
-"""The leader for bookings also runs GPUs' health, scrubs and agents."""
+"""The leader of bookings also runs GPUs' health, scrubs and agents."""
 RUNNERS = "runners"

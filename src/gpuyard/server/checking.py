@@ -78,13 +78,13 @@ def _database(options: ServeOptions, loaded: LoadedSite, api: CloudApi) -> str:
     url = database_url(options.database, loaded.site.site, os.environ)
     if not is_there(url):
         return "will be made when it starts"
-    room_versions = site_versions(url)
+    schema_versions = site_versions(url)
     for why in Unknown:
-        if rooms := [version.room for version in room_versions if version.unknown is why]:
+        if rooms := [version.room for version in schema_versions if version.unknown is why]:
             raise StoreError(f"{why}: {', '.join(rooms)}; {why.remedy}")
     due = [
         f"{version.room} {version.at} -> {version.newest}"
-        for version in room_versions
+        for version in schema_versions
         if version.at is not None and version.due
     ]
     if due and not options.upgrade:

@@ -25,7 +25,7 @@ from gpuyard.database.backup import (
     set_aside,
     unpack,
 )
-from gpuyard.database.check import RoomVersion, problems, versions
+from gpuyard.database.check import SchemaVersion, problems, versions
 from gpuyard.database.engine import Database, parse_url
 from gpuyard.database.errors import StoreError
 from gpuyard.database.leader_election import LeaderElection
@@ -33,7 +33,7 @@ from gpuyard.database.migrate import migrate
 from gpuyard.model.errors import BlockedError, UsageError
 from gpuyard.model.text import counted
 from gpuyard.runtime.leader_roles import BOOKINGS, RUNNERS
-from gpuyard.server.schema_modules import ROOMS
+from gpuyard.server.schema_modules import SCHEMA_MODULES
 from gpuyard.server.since import kept, lost_since
 
 STAMP = "%Y%m%dT%H%M%SZ"
@@ -53,7 +53,7 @@ def make_backup(url: str, site: str, target: Path, now: datetime, keep: int | No
             raise UsageError(f"cannot make the folder {target}: {error.strerror}") from None
     path = target / f"{site}-{now:{STAMP}}.db" if target.is_dir() else target
     with closing(open_tool(url)) as database:
-        back_up(database, ROOMS, path, BackupNote(now, installed_version()))
+        back_up(database, SCHEMA_MODULES, path, BackupNote(now, installed_version()))
     if keep is not None:
         ours = re.compile(re.escape(site) + STAMPED)
         old = sorted(entry for entry in target.iterdir() if ours.fullmatch(entry.name))
@@ -99,7 +99,7 @@ def prepared(url: str, backup: Path, now: datetime) -> Iterator[Restoration]:
     BlockedError while a portal serves."""
     with TemporaryDirectory(prefix="gpuyard-restore-") as folder, _nobody_serves(url):
         note = note_of(backup) if backup.is_file() else None
-        with closing(unpack(backup, Path(folder) / "backup.db", ROOMS)) as unpacked:
+        with closing(unpack(backup, Path(folder) / "backup.db", SCHEMA_MODULES)) as unpacked:
             if _is_empty(url):
                 yield Restoration(url, backup, unpacked, note, [], empty=True)
                 return
@@ -117,8 +117,8 @@ def _is_empty(url: str) -> bool:
 def _compared(url: str, unpacked: Database, folder: Path, now: datetime) -> tuple[list[str] | None, str]:
     try:
         with closing(open_tool(url)) as database:
-            back_up(database, ROOMS, folder / "present.db", BackupNote(now, installed_version()))
-        with closing(unpack(folder / "present.db", folder / "here.db", ROOMS)) as present:
+            back_up(database, SCHEMA_MODULES, folder / "present.db", BackupNote(now, installed_version()))
+        with closing(unpack(folder / "present.db", folder / "here.db", SCHEMA_MODULES)) as present:
             return lost_since(kept(present, now), kept(unpacked, now), now), ""
     except StoreError as error:
         return None, str(error)
@@ -132,11 +132,11 @@ def restore(plan: Restoration, now: datetime) -> Path | None:
         pass
     elif plan.lost is not None:
         with closing(open_tool(plan.url)) as database:
-            back_up(database, ROOMS, aside, BackupNote(now, installed_version()))
+            back_up(database, SCHEMA_MODULES, aside, BackupNote(now, installed_version()))
     else:
         saved = aside if set_aside(parse_url(plan.url), aside) else None
     with closing(Database(plan.url, statement=0)) as database:
-        replace_all(database, ROOMS, plan.unpacked)
+        replace_all(database, SCHEMA_MODULES, plan.unpacked)
     return saved
 
 
@@ -168,8 +168,8 @@ def is_there(url: str) -> bool:
 def upgrade(url: str, say: Callable[[str], None]) -> None:
     """Bring the tables of all schema modules to this release, reporting each step. Raises StoreError."""
     with closing(open_tool(url)) as database:
-        before = versions(database, ROOMS)
-        for schema_module, was in zip(ROOMS, before, strict=True):
+        before = versions(database, SCHEMA_MODULES)
+        for schema_module, was in zip(SCHEMA_MODULES, before, strict=True):
             migrate(database.url, schema_module)
             if was.at != was.newest:
                 say(f"{schema_module.name}: {was.at or 'nothing'} -> {was.newest}")
@@ -177,24 +177,24 @@ def upgrade(url: str, say: Callable[[str], None]) -> None:
         say("nothing to do: the tables are those of this release")
 
 
-def site_versions(url: str) -> list[RoomVersion]:
+def site_versions(url: str) -> list[SchemaVersion]:
     with closing(open_tool(url)) as database:
-        return versions(database, ROOMS)
+        return versions(database, SCHEMA_MODULES)
 
 
 def checked(url: str) -> tuple[list[str], list[str]]:
     """Return what is broken, and what an upgrade would change. Raises StoreError when the database cannot be read."""
     with closing(open_tool(url)) as database:
-        room_versions = versions(database, ROOMS)
-        broken = problems(database, ROOMS)
+        schema_versions = versions(database, SCHEMA_MODULES)
+        broken = problems(database, SCHEMA_MODULES)
     broken += [
         f"{version.room}: {version.unknown} ({version.at}; this one knows {version.newest}): {version.unknown.remedy}"
-        for version in room_versions
+        for version in schema_versions
         if version.unknown
     ]
     due = [
         f"{version.room}: at {version.at or 'nothing'}, this release has {version.newest}"
-        for version in room_versions
+        for version in schema_versions
         if version.due
     ]
     return broken, due

@@ -67,13 +67,14 @@ class LedgerCollector(Collector):
         )
         yield _histogram("gpuyard_admission_seconds", words, "outcome", self._ledger.admissions.seconds())
         led, mine = (
-            self._ledger.upkeep.leadership.taken(),
+            self._ledger.upkeep.leadership.led_roles(),
             "1: of several portals on one database this one does the work.",
         )
-        keeps = GaugeMetricFamily("gpuyard_turn", mine, labels=["turn"])
+        # Its name is from before roles were called so; alerts and dashboards have it.
+        leads = GaugeMetricFamily("gpuyard_turn", mine, labels=["turn"])
         for name in self._roles:
-            keeps.add_metric([name], name in led)
-        yield keeps
+            leads.add_metric([name], name in led)
+        yield leads
         yield self._of_deliveries()
         reclaims = CounterMetricFamily(
             "gpuyard_reclaim_steps",

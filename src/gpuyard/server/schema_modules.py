@@ -8,4 +8,10 @@ from gpuyard.runners.store import schema as runners
 from gpuyard.usage.store import schema as history
 from gpuyard.web.store import schema as portal
 
-ROOMS = (ledger.ROOM, portal.ROOM, runners.ROOM, health.ROOM, history.ROOM)
+SCHEMA_MODULES = (
+    ledger.SCHEMA_MODULE,
+    portal.SCHEMA_MODULE,
+    runners.SCHEMA_MODULE,
+    health.SCHEMA_MODULE,
+    history.SCHEMA_MODULE,
+)

@@ -92,8 +92,8 @@ class Process:
         self._manager = manager or Manager()
         self._driver, self._ends = Driver(), threading.Event()
         self._next: Process | None = None
-        parts = PartOptions(options.database, options.settings.public_url, options.upgrade)
-        self._parts = open_parts(loaded.compiled, api, parts, os.environ, _now) if booked else None
+        part_options = PartOptions(options.database, options.settings.public_url, options.upgrade)
+        self._parts = open_parts(loaded.compiled, api, part_options, os.environ, _now) if booked else None
         for loop in self._parts.loops if self._parts else ():
             self._driver.register(loop)
         self._driver.register(self._sync_loop())
@@ -111,9 +111,9 @@ class Process:
 
     def _sources(self) -> Sources:
         """What the portal shows."""
-        loaded, inventory = self._loaded, self._inventory
-        shown = Sources(
-            site_name=loaded.site.site, settings=self._options.settings, inventory=inventory,
+        loaded = self._loaded
+        sources = Sources(
+            site_name=loaded.site.site, settings=self._options.settings, inventory=self._inventory,
             driver=self._driver, gpus=loaded.compiled.gpus, flavors=loaded.compiled.flavors,
             bootable=CapacityService(
                 CapacityReader(self._api, loaded), _now, self._parts.ledger if self._parts else None
@@ -122,10 +122,10 @@ class Process:
             checks=RecordedChecks(loaded).of,
         )  # fmt: skip
         if self._parts is None:
-            return shown
+            return sources
         parts, runners = self._parts, self._parts.runners
         return replace(
-            shown, ledger=parts.ledger, sessions=PortalStore(parts.ledger.database), people=KeystonePeople(self._api),
+            sources, ledger=parts.ledger, sessions=PortalStore(parts.ledger.database), people=KeystonePeople(self._api),
             runners=RunnerSources(
                 runners.site.runners, runners.ports.store, runners.controller.overview,
                 lambda: runners.webhook_stored("a webhook"),

@@ -9,6 +9,8 @@ wakes the loops of others by signals:
     other GPUs are kept back   -> held at once, then bookings, then runners
     a GPU came back clean      -> bookings
     an acceptance is asked for -> acceptance
+    a role comes free          -> bookings, or runners
+    a webhook was stored       -> the intake of jobs (runners/controllers/runner_loops.py)
 
 A lost signal costs one period, never truth: every loop reads the ledger again.
 """
@@ -16,6 +18,7 @@ A lost signal costs one period, never truth: every loop reads the ledger again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -39,7 +42,8 @@ from gpuyard.usage.controllers.history import HistoryController, history_loop, l
 from gpuyard.usage.store import HistoryStore
 
 PERIOD = 5.0
-"""Seconds between runs of the loops of bookings, health and history; a signal wakes each at once."""
+"""Seconds between runs of the loops of bookings, history, health and acceptance. Signals wake all but that of history
+at once."""
 
 
 @dataclass(frozen=True)
@@ -91,16 +95,16 @@ def open_parts(
     database = database_url(options.database, compiled.site.site, environment)
     if not options.upgrade:
         refuse_old_tables(database)
-    ledger = open_ledger(compiled, database, now)
-    try:
-        return _open_on(ledger, compiled, api, options, environment, now)
-    except BaseException:
-        ledger.close()
-        raise
+    with ExitStack() as opened:
+        ledger = opened.enter_context(closing(open_ledger(compiled, database, now)))
+        parts = _open_on(ledger, opened, compiled, api, options, environment, now)
+        opened.pop_all()  # from here on `SiteParts.close` does it
+    return parts
 
 
 def _open_on(
     ledger: Ledger,
+    opened: ExitStack,
     compiled: CompiledSite,
     api: CloudApi,
     options: PartOptions,
@@ -119,16 +123,18 @@ def _open_on(
         *_booking_loops(ledger, bookings, history, health),
         accounting_loop(accounting),
     ]
-    outside = open_enforcement(compiled, ledger, api.auth_url, environment, now)
-    loops += [outside.loop] if outside else []
+    enforcement = open_enforcement(compiled, ledger, api.auth_url, environment, now)
+    loops += [enforcement.loop] if enforcement else []
     loops += message_loops(
         ledger, compiled.site, environment, now, portal=options.portal, outcome_counts=tallies.told,
-        more=[outside.channel] if outside else [],
+        more=[enforcement.channel] if enforcement else [],
     )  # fmt: skip
     runners = None
     if compiled.site.runners is not None:
         service = health.service if health else None
-        runners = open_runners(compiled, api, ledger, now, portal=options.portal, health=service)
+        runners = opened.enter_context(
+            closing(open_runners(compiled, api, ledger, now, portal=options.portal, health=service))
+        )
         loops += _runner_loops(runners, ledger, health)
     return SiteParts(ledger, seated, bookings, health, accounting, runners, tallies, tuple(loops))
 
@@ -138,7 +144,7 @@ def _booking_loops(
 ) -> Iterator[Loop]:
     loop = bookings_loop(bookings, PERIOD)
     ledger.upkeep.on_change(lambda: loop.wake("a booking changed"))
-    ledger.upkeep.leadership.on_free(BOOKINGS, lambda: loop.wake("nobody keeps the bookings"))
+    ledger.upkeep.leadership.on_free(BOOKINGS, lambda: loop.wake("no process leads bookings"))
     yield loop
     yield history_loop(history, PERIOD)
     if health is not None:
@@ -147,7 +153,7 @@ def _booking_loops(
 
 def _runner_loops(runners: Runners, ledger: Ledger, health: Watched | None) -> list[Loop]:
     main, *others = runners.loops()
-    ledger.upkeep.leadership.on_free(RUNNERS, lambda: main.wake("nobody keeps the runners"))
+    ledger.upkeep.leadership.on_free(RUNNERS, lambda: main.wake("no process leads runners"))
     if health is not None:
-        health.held.listen(main.wake)
+        health.holds_changed.listen(main.wake)
     return [main, *others]

@@ -44,11 +44,11 @@ SWITCHES = {
 cloud."""
 
 
-def place_of(door: str) -> Place:
+def place_of(endpoint_name: str) -> Place:
     """Return where an endpoint of SWITCHES stands in the site file."""
-    if door == DASHBOARD:
-        return ("gateway", door)
-    return ("gateway", "consoles" if door in CONSOLES else "services", door)
+    if endpoint_name == DASHBOARD:
+        return ("gateway", endpoint_name)
+    return ("gateway", "consoles" if endpoint_name in CONSOLES else "services", endpoint_name)
 
 
 def undeployed(
@@ -56,17 +56,17 @@ def undeployed(
 ) -> Iterable[tuple[str, str]]:
     """Yield (endpoint, the problem and its remedy) for endpoints that lead nowhere. `values`: where a switch's variable
     is set, and to what."""
-    for door, switch in SWITCHES.items():
-        if door not in gateway.doors:
+    for endpoint_name, switch in SWITCHES.items():
+        if endpoint_name not in gateway.endpoints:
             continue
         for source, value in values(switch):
             if not switch.deploys(value):
-                place = ".".join(map(str, place_of(door)))
+                place = ".".join(map(str, place_of(endpoint_name)))
                 message = (
                     f"Kolla does not deploy {switch.what}: {switch.variable} is {value!r} {source}; set it to "
                     f"{switch.needed!r} and deploy, or take {place} out of the site file"
                 )
-                yield door, message
+                yield endpoint_name, message
                 break
 
 
@@ -80,5 +80,5 @@ def gateway_problems(site: Site) -> Iterable[Problem]:
         if switch.variable in variables:
             yield "in deploy.variables", variables[switch.variable]
 
-    for door, message in undeployed(site.gateway, values):
-        yield Problem(place_of(door), message)
+    for endpoint_name, message in undeployed(site.gateway, values):
+        yield Problem(place_of(endpoint_name), message)

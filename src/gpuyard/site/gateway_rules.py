@@ -304,12 +304,12 @@ class SiteGateway(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> SiteGateway:
-        if not self.doors:
+        if not self.endpoints:
             raise ValueError("it leads nowhere; name 'portal', 'dashboard', 'services' or 'consoles'")
         if self.wireguard is not None and self.ssh is not None:
             raise ValueError("'wireguard' and 'ssh' are two tunnels; keep one")
         taken: dict[PublicName, str] = {}
-        for name, endpoint in self.doors.items():
+        for name, endpoint in self.endpoints.items():
             if endpoint.public.port == HTTP:
                 raise ValueError(f"{name}: port {HTTP} leads to https; take another one")
             if (first := taken.setdefault(endpoint.public, name)) != name:
@@ -332,7 +332,7 @@ class SiteGateway(Strict):
         return self
 
     @property
-    def doors(self) -> dict[str, PublicEndpoint]:
+    def endpoints(self) -> dict[str, PublicEndpoint]:
         """All endpoints by name, the portal first."""
         endpoints: dict[str, PublicEndpoint] = {"portal": self.portal} if self.portal else {}
         if self.dashboard is not None:

@@ -493,7 +493,7 @@ def test_who_has_lost_the_turn_does_not_finish_its_run(inventory: Callable[..., 
         changes = [call for call in harness.cloud.asked if not call.startswith("GET")]
         assert len(changes) == 1, "the one that was on its way"
         harness.controller.run()
-        assert harness.controller.waits == ("another process on this database keeps the bookings",)
+        assert harness.controller.waits == ("another process on this database leads bookings",)
     harness.controller.run()
     assert len(harness.cloud.reserved) == 4
     assert harness.limits() == {"p-art": 4}

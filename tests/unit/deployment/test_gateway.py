@@ -445,7 +445,7 @@ def test_nothing_that_a_client_says_of_itself_is_passed_on() -> None:
     assert not {
         name for name in passed if re.search(r"forwarded|real-ip|original|rewrite|user-id|role|remote", name, re.I)
     }
-    assert conf.count('proxy_set_header X-Forwarded-For "$remote_addr";') == len(gateway(ALL).doors)
+    assert conf.count('proxy_set_header X-Forwarded-For "$remote_addr";') == len(gateway(ALL).endpoints)
     assert 'proxy_set_header Forwarded "for=$remote_addr;proto=https;host=cloud.example.org:8774";' in conf
 
 

@@ -241,16 +241,16 @@ def test_an_alias_of_another_device_type_never_matches() -> None:
     assert kinds(one_gpu(), devices=(device(1, device_type="type-PF"),)) == ["device-type"]
 
 
-ROOM = HostStock(total=16, reserved=2, ratio=2.0, max_unit=16, used=26)
+SCHEMA_MODULE = HostStock(total=16, reserved=2, ratio=2.0, max_unit=16, used=26)
 
 
 @pytest.mark.parametrize(
     ("room", "kind"),
     [
-        (ROOM, "room"),
+        (SCHEMA_MODULE, "room"),
         (None, "class"),
-        (replace(ROOM, total=3), "too-big"),
-        (replace(ROOM, max_unit=3), "max-unit"),
+        (replace(SCHEMA_MODULE, total=3), "too-big"),
+        (replace(SCHEMA_MODULE, max_unit=3), "max-unit"),
     ],
 )
 def test_what_a_host_is_short_of(room: HostStock | None, kind: str) -> None:
@@ -679,7 +679,7 @@ def test_enabling_a_host_comes_with_what_else_it_lacks() -> None:
 
 
 def test_a_host_that_can_never_hold_it_has_no_remedy() -> None:
-    host = ComputeNode("h", "id-h", "h", enabled=False, rooms={"VCPU": replace(ROOM, total=3)})
+    host = ComputeNode("h", "id-h", "h", enabled=False, rooms={"VCPU": replace(SCHEMA_MODULE, total=3)})
     explanation = told(flavor(), hosts=(host,), able={}, **NONE)
     assert explanation.remedies == ()
     assert "nothing simple" in "\n".join(lines(explanation))

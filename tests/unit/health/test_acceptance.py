@@ -108,25 +108,25 @@ def after(attempt: Try, minutes: float = 1, **sight: Any) -> tuple[TryState, Try
 
 def test_a_verdict_counts_only_while_its_server_has_the_gpu() -> None:
     ok = AcceptanceOutput(True, GuestVerdict.OK, "V100")
-    assert after(a_try(TryState.CREATING), said=ok)[0] is TryState.CREATING
+    assert after(a_try(TryState.CREATING), output=ok)[0] is TryState.CREATING
     assert after(a_try(TryState.CREATING), claimed=True)[0] is TryState.RUNNING
-    assert after(a_try(TryState.RUNNING), said=ok) == (TryState.DELETING, TryState.PASSED, "V100")
-    assert after(a_try(TryState.RUNNING), said=AcceptanceOutput(True, GuestVerdict.FAILED, "0xff")) == (
+    assert after(a_try(TryState.RUNNING), output=ok) == (TryState.DELETING, TryState.PASSED, "V100")
+    assert after(a_try(TryState.RUNNING), output=AcceptanceOutput(True, GuestVerdict.FAILED, "0xff")) == (
         TryState.DELETING,
         TryState.FAILED,
         "0xff",
     )
     assert (
-        after(a_try(TryState.RUNNING), said=AcceptanceOutput(True, GuestVerdict.UNABLE, "no driver"))[1]
+        after(a_try(TryState.RUNNING), output=AcceptanceOutput(True, GuestVerdict.UNABLE, "no driver"))[1]
         is TryState.GIVEN_UP
     )
-    assert after(a_try(TryState.RUNNING), said=ok, spoiled="it became quarantined")[1] is TryState.GIVEN_UP
+    assert after(a_try(TryState.RUNNING), output=ok, spoiled="it became quarantined")[1] is TryState.GIVEN_UP
 
 
 def test_who_is_to_blame() -> None:
     deadline = NOON + 10 * MINUTE
     running = a_try(TryState.RUNNING, deadline=deadline, server="x")
-    assert after(running, 11, status="ACTIVE", said=AcceptanceOutput(True))[1] is TryState.FAILED
+    assert after(running, 11, status="ACTIVE", output=AcceptanceOutput(True))[1] is TryState.FAILED
     _, outcome, cause = after(running, 11, status="ACTIVE")
     assert (outcome, "is there cloud-init" in cause) == (TryState.GIVEN_UP, True)
     assert after(running, 9, status="ACTIVE")[0] is TryState.RUNNING

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.health.cards import STILL, CardSeen, Place, sight
+from gpuyard.health.cards import STILL, CardSeen, Place, locate_cards
 from gpuyard.health.guests import AgentState, Followed, ReplayError, follow
 from gpuyard.health.idle import GAP, Idleness, after, is_idle
 from gpuyard.health.samples import RANGES, AgentReport, Sample, SampleError, SampleRow, Xid, report_of
@@ -346,34 +346,34 @@ def test_whatever_an_agent_says_is_of_the_gpus_of_its_server(
 
 
 def test_a_server_with_one_gpu_tells_its_card_at_once() -> None:
-    known_cards, wrong = sight({}, "s1", [P1], ["GPU-a"], NOW)
+    known_cards, wrong = locate_cards({}, "s1", [P1], ["GPU-a"], NOW)
     assert known_cards["GPU-a"].place == P1
     assert wrong == []
-    assert sight(known_cards, "s1", [P1], ["GPU-a"], NOW) == ({}, [])
+    assert locate_cards(known_cards, "s1", [P1], ["GPU-a"], NOW) == ({}, [])
 
 
 def test_places_are_intersected_and_what_one_is_no_other_is() -> None:
-    known_cards, _ = sight({}, "s1", [P1, P2], ["GPU-a", "GPU-b"], NOW)
+    known_cards, _ = locate_cards({}, "s1", [P1, P2], ["GPU-a", "GPU-b"], NOW)
     assert {sighting.place for sighting in known_cards.values()} == {None}
-    more, wrong = sight(known_cards, "s2", [P2, P3], ["GPU-b", "GPU-c"], NOW)
+    more, wrong = locate_cards(known_cards, "s2", [P2, P3], ["GPU-b", "GPU-c"], NOW)
     known_cards |= more
     assert {card: sighting.place for card, sighting in known_cards.items()} == {"GPU-a": P1, "GPU-b": P2, "GPU-c": P3}
     assert wrong == []
 
 
 def test_a_card_that_was_moved_is_a_finding_and_so_is_one_that_another_has() -> None:
-    known_cards, _ = sight({}, "s1", [P1], ["GPU-a"], NOW)
-    lies, wrong = sight(known_cards, "s2", [P3], ["GPU-a"], NOW + STILL / 2)
+    known_cards, _ = locate_cards({}, "s1", [P1], ["GPU-a"], NOW)
+    lies, wrong = locate_cards(known_cards, "s2", [P3], ["GPU-a"], NOW + STILL / 2)
     assert lies == {}
     assert wrong[0].places == {P1, P3}
-    moved, wrong = sight(known_cards, "s2", [P3], ["GPU-a"], NOW + STILL)
+    moved, wrong = locate_cards(known_cards, "s2", [P3], ["GPU-a"], NOW + STILL)
     assert moved["GPU-a"].place == P3
     assert "was at gpu-1/0000:05:00.0 and is at gpu-2/0000:05:00.0" in wrong[0].why
 
 
 def test_a_card_that_was_replaced_is_forgotten() -> None:
-    known_cards, _ = sight({}, "s1", [P1], ["GPU-a"], NOW)
-    changed, wrong = sight(known_cards, "s2", [P1], ["GPU-b"], NOW + STILL)
+    known_cards, _ = locate_cards({}, "s1", [P1], ["GPU-a"], NOW)
+    changed, wrong = locate_cards(known_cards, "s2", [P1], ["GPU-b"], NOW + STILL)
     assert changed["GPU-b"].place == P1
     assert not changed["GPU-a"].places
     assert "another one is" in wrong[0].why
@@ -382,15 +382,15 @@ def test_a_card_that_was_replaced_is_forgotten() -> None:
 def test_cards_cannot_be_made_up_without_end() -> None:
     known_cards: dict[str, CardSeen] = {}
     for number in range(100):
-        changed, _ = sight(known_cards, "s1", [P1, P2, P3], [f"GPU-{number}"], NOW)
+        changed, _ = locate_cards(known_cards, "s1", [P1, P2, P3], [f"GPU-{number}"], NOW)
         known_cards = {card: sighting for card, sighting in {**known_cards, **changed}.items() if sighting.places}
     assert len(known_cards) == 1
 
 
 def test_more_cards_than_gpus_is_a_finding() -> None:
-    assert sight({}, "s1", [P1], ["GPU-a", "GPU-b"], NOW)[1][0].places == {P1}
-    assert sight({}, "s1", [], ["GPU-a"], NOW) == ({}, [])
-    assert sight({}, "s1", [P1], ["", ""], NOW) == ({}, [])
+    assert locate_cards({}, "s1", [P1], ["GPU-a", "GPU-b"], NOW)[1][0].places == {P1}
+    assert locate_cards({}, "s1", [], ["GPU-a"], NOW) == ({}, [])
+    assert locate_cards({}, "s1", [P1], ["", ""], NOW) == ({}, [])
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 7), min_size=1), st.booleans()), max_size=30))
@@ -399,7 +399,7 @@ def test_while_no_card_moves_the_true_place_is_never_excluded(servers: list[tupl
     truth = {f"GPU-{n}": ("host", str(n)) for n in range(8)}
     for number, (places, all_of_them) in enumerate(servers):
         cards = [f"GPU-{n}" for n in sorted(places)][: None if all_of_them else 1]
-        more, wrong = sight(known_cards, f"s{number}", [("host", str(n)) for n in places], cards, NOW)
+        more, wrong = locate_cards(known_cards, f"s{number}", [("host", str(n)) for n in places], cards, NOW)
         known_cards |= more
         assert wrong == []
         for card, sighting in known_cards.items():

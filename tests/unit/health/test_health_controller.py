@@ -88,7 +88,7 @@ class Ward:
         self.watched = open_health(
             self.compiled, rules, api, self.ledger, api, lambda: self.now, lambda: self.now.timestamp()
         )
-        self.health.kept_back_others.listen(lambda reason: self.watched.bookings.hold_at_once())
+        self.health.kept_back_changed.listen(lambda reason: self.watched.bookings.hold_at_once())
 
     @property
     def service(self) -> HealthService:

@@ -47,7 +47,7 @@ class World:
         self.records: dict[str, GpuHealth] = {}
         self.open: list[Observation] = []
         self.events: list[HealthEvent] = []
-        self.sights: dict[str, GpuObservation] = {place.name: GpuObservation() for place in places}
+        self.gpu_observations: dict[str, GpuObservation] = {place.name: GpuObservation() for place in places}
         self.heard: dict[str, datetime] = {}
         self.asked: tuple[str, ...] = ()
         self.looked: datetime | None = None
@@ -71,7 +71,7 @@ class World:
             place.name: sum(1 for event in came if event.address == place.address and event.time >= since)
             for place in self.places
         }
-        around = Circumstances(self.now, self.sights, self.looked, self.heard, suspected, left=self.left)
+        around = Circumstances(self.now, self.gpu_observations, self.looked, self.heard, suspected, left=self.left)
         return plan_health(self.places, self.records.values(), self.open, self.rules, around)
 
     def run(self) -> HealthPlan:
@@ -105,13 +105,13 @@ def test_a_new_site_is_fine_unless_new_gpus_are_to_be_accepted() -> None:
 
 def test_a_server_comes_and_goes() -> None:
     world, place = World(), EIGHT[0]
-    world.sights[place.name] = GpuObservation("s1")
+    world.gpu_observations[place.name] = GpuObservation("s1")
     world.later(seconds=5)
     assert (world.state(place), world.records[place.name].cause) == (HealthState.IN_USE, "server s1 has it")
-    world.sights[place.name] = GpuObservation("s2")
+    world.gpu_observations[place.name] = GpuObservation("s2")
     world.later(seconds=5)
     assert [event.after for event in world.events[-2:]] == [HealthState.RETURNED, HealthState.IN_USE]
-    world.sights[place.name] = GpuObservation()
+    world.gpu_observations[place.name] = GpuObservation()
     world.later(seconds=5)
     assert world.state(place) is HealthState.RETURNED, "its host has said nothing since"
     world.heard["h"] = world.now
@@ -130,7 +130,7 @@ def test_one_that_goes_from_server_to_server_without_a_scrub_is_said() -> None:
     world = World([single_use, other])
     holders = (("s1", False), ("s2", False), ("m1", True), ("s2", False), ("s3", False))
     for server, is_moved in holders:
-        world.sights |= {each.name: GpuObservation(server, is_moved=is_moved) for each in (single_use, other)}
+        world.gpu_observations |= {each.name: GpuObservation(server, is_moved=is_moved) for each in (single_use, other)}
         world.later(seconds=5)
     unscrubbed = [(event.address, event.evidence) for event in world.events if event.signal == "unscrubbed"]
     assert unscrubbed == [
@@ -143,9 +143,9 @@ def test_one_that_goes_from_server_to_server_without_a_scrub_is_said() -> None:
 def test_a_gpu_that_is_used_once_waits_for_its_scrub() -> None:
     single_use = place(1, once=True)
     world = World([single_use])
-    world.sights[single_use.name] = GpuObservation("s1")
+    world.gpu_observations[single_use.name] = GpuObservation("s1")
     world.later(seconds=5)
-    world.sights[single_use.name] = GpuObservation(reserved=True)
+    world.gpu_observations[single_use.name] = GpuObservation(reserved=True)
     world.heard["h"] = world.now + timedelta(seconds=5)
     world.later(seconds=5)
     world.later(seconds=5)
@@ -164,9 +164,9 @@ def test_a_gpu_that_is_used_once_waits_for_its_scrub() -> None:
 
 def test_what_cannot_be_seen_moves_nothing() -> None:
     world, place = World(), EIGHT[0]
-    world.sights[place.name] = GpuObservation("s1")
+    world.gpu_observations[place.name] = GpuObservation("s1")
     world.later(seconds=5)
-    world.sights.clear()
+    world.gpu_observations.clear()
     world.later(days=30)
     assert world.state(place) is HealthState.IN_USE
 
@@ -256,7 +256,7 @@ def test_what_does_not_pass_in_a_day_is_quarantined() -> None:
 
 def test_a_suspect_below_a_server_is_in_use_again() -> None:
     world, place = World(), EIGHT[0]
-    world.sights[place.name] = GpuObservation("s1")
+    world.gpu_observations[place.name] = GpuObservation("s1")
     world.later(seconds=5)
     world.see("xid-reset", place, by="s1")
     world.run()
@@ -394,7 +394,7 @@ def test_what_is_stale_waits_until_it_is_idle() -> None:
     world.run()
     assert (world.state(place), world.open) == (HealthState.FINE, []), "this site does not ask for it"
     world.rules = ACCEPTING
-    world.sights[place.name] = GpuObservation("s1")
+    world.gpu_observations[place.name] = GpuObservation("s1")
     world.later(seconds=5)
     world.see("kernel", *EIGHT[:4])
     world.later(seconds=5)
@@ -408,7 +408,7 @@ def test_what_is_stale_waits_until_it_is_idle() -> None:
     for gpu in EIGHT[1:4]:
         world.records[gpu.name] = replace(world.records[gpu.name], state=HealthState.FINE, asked=False, signal="")
     world.open = [observation for observation in world.open if observation.gpu == place.name]
-    world.sights[place.name] = GpuObservation()
+    world.gpu_observations[place.name] = GpuObservation()
     world.later(seconds=5)
     assert world.state(place) is HealthState.TO_ACCEPT
 
@@ -461,16 +461,19 @@ def test_a_clock_that_was_ahead_keeps_nothing_waiting() -> None:
     single_use, suspect = place(1, once=True), place(2)
     world = World([single_use, suspect])
     world.now += timedelta(days=4000)
-    world.sights[single_use.name] = GpuObservation("s1")
+    world.gpu_observations[single_use.name] = GpuObservation("s1")
     world.see("link-speed", suspect)
     world.run()
-    world.sights[single_use.name] = GpuObservation()
+    world.gpu_observations[single_use.name] = GpuObservation()
     world.later(seconds=5)
     world.records[single_use.name] = replace(world.records[single_use.name], state=HealthState.FINE)
     world.heard["h"] = world.now
     world.now = NOW + timedelta(minutes=1)
     world.run()
-    world.sights[single_use.name], world.looked = GpuObservation(reserved=True), world.now + timedelta(seconds=5)
+    world.gpu_observations[single_use.name], world.looked = (
+        GpuObservation(reserved=True),
+        world.now + timedelta(seconds=5),
+    )
     world.later(seconds=5)
     assert world.state(single_use) is HealthState.RETURNED
     world.later(days=1, minutes=1)
@@ -544,12 +547,14 @@ def test_whatever_happens(steps: list[tuple[str, object, object]], rules: SiteHe
             case "see":
                 world.see(str(value), *sorted(chosen, key=lambda one: one.address))
             case "server":
-                world.sights |= {place.name: GpuObservation(str(value), place.once and not value) for place in chosen}
+                world.gpu_observations |= {
+                    place.name: GpuObservation(str(value), place.once and not value) for place in chosen
+                }
             case "reserve":
-                world.sights |= {place.name: GpuObservation(reserved=bool(value)) for place in chosen}
+                world.gpu_observations |= {place.name: GpuObservation(reserved=bool(value)) for place in chosen}
             case "blind":
                 for place in chosen:
-                    world.sights.pop(place.name, None)
+                    world.gpu_observations.pop(place.name, None)
             case "hear":
                 world.heard["h"] = world.now
             case "wait":

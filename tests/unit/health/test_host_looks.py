@@ -293,7 +293,9 @@ def test_every_signal_of_a_host_is_judged_here() -> None:
 # A host as the model of a kernel has it
 
 
-def sights(host: ModelHost, memory: HostMemory | None, number: int) -> tuple[set[tuple[str, str]], HostMemory]:
+def gpu_observations(
+    host: ModelHost, memory: HostMemory | None, number: int
+) -> tuple[set[tuple[str, str]], HostMemory]:
     before = memory.look if memory else None
     look = watch.look(host.tree, before, number=number, time="", host="gpu-1")
     gpus = {at: replace(FINE, address=at) for at in ("0000:01:00.0", "0000:02:00.0")}
@@ -308,19 +310,19 @@ def test_a_host_that_changes_under_the_watch() -> None:
     for address in host.addresses():
         if host.ids(address).startswith("10de"):
             host._set_driver(address, "vfio-pci")
-    signals, memory = sights(host, None, 1)
+    signals, memory = gpu_observations(host, None, 1)
     assert signals == set()
     host._set_driver("0000:01:00.0", "nouveau")
-    signals, memory = sights(host, memory, 2)
+    signals, memory = gpu_observations(host, memory, 2)
     assert signals == {("0000:01:00.0", "driver")}
     del host.nodes["sys"]["bus"]["pci"]["devices"]["0000:02:00.0"]
     host._set_driver("0000:01:00.0", "vfio-pci")
     host._set_driver("0000:01:00.1", "snd_hda_intel")
-    signals, memory = sights(host, memory, 3)
+    signals, memory = gpu_observations(host, memory, 3)
     assert signals == {("0000:02:00.0", "missing"), ("0000:01:00.0", "driver")}
     host.put("sys/bus/pci/devices/0000:02:00.0", {LINK: "../../../devices/pci0000:00/0000:02:00.0"})
     host._set_driver("0000:01:00.1", "vfio-pci")
-    signals, memory = sights(host, memory, 4)
+    signals, memory = gpu_observations(host, memory, 4)
     assert signals == set()
 
 

@@ -280,10 +280,12 @@ def test_one_that_is_to_be_accepted_is_scrubbed_first_and_given_to_nobody(world:
     world.controller.run()
     place = SitePlace(HOST, LONE, "v100", "slot", once=True)
     world.clock.forward(seconds=2)
-    sights = {place.name: GpuObservation(reserved=True)}
-    lent = Circumstances(world.clock(), sights, lent={place.name})
+    gpu_observations = {place.name: GpuObservation(reserved=True)}
+    lent = Circumstances(world.clock(), gpu_observations, lent={place.name})
     assert not plan_health([place], [told()], [], world.service.rules, lent).changes, "somebody's server comes and goes"
-    (change,) = plan_health([place], [told()], [], world.service.rules, Circumstances(world.clock(), sights)).changes
+    (change,) = plan_health(
+        [place], [told()], [], world.service.rules, Circumstances(world.clock(), gpu_observations)
+    ).changes
     assert world.store.put(replace(change.gpu, generation=GENERATION), *change.events)
     (order,) = world.ask()
     world.ask(done(order, ScrubOutcome.UNKNOWN))
@@ -294,7 +296,7 @@ def test_one_that_is_to_be_accepted_is_scrubbed_first_and_given_to_nobody(world:
     assert world.state(LONE) is HealthState.TO_ACCEPT
     name = provider_name(HOST, LONE)
     assert clean_providers(world.store.gpus()) == {name: GENERATION}, "the ledger takes Nova's reservation over"
-    again = plan_health([place], [told()], [], world.service.rules, Circumstances(world.clock(), sights))
+    again = plan_health([place], [told()], [], world.service.rules, Circumstances(world.clock(), gpu_observations))
     assert not again.changes
     world.placement[name] = SeenProvider(True, GENERATION + 1)
     world.controller.run()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuyard.bookings.controllers.bookings import CloudObservation
-from gpuyard.health.controllers.health import sights
+from gpuyard.health.controllers.health import gpu_observations
 from gpuyard.health.limits import SitePlace
 from gpuyard.inventory.state import gpu_statuses
 from gpuyard.model.gpu import Gpu, GpuKind, GpuRole, GpuState
@@ -224,5 +224,5 @@ def test_a_server_that_stays_as_it_is_is_asked_about_once() -> None:
 def test_health_knows_nothing_of_what_was_left_behind() -> None:
     """The old guest may still be there: the GPU is looked after when nova-compute has taken it away."""
     places = tuple(SitePlace(gpu.host, gpu.address, gpu.pool, gpu.host) for gpu in GPUS)
-    observations = sights(places, CloudObservation(taken(EvacuatedCloud()), frozenset()))
+    observations = gpu_observations(places, CloudObservation(taken(EvacuatedCloud()), frozenset()))
     assert {name: observation.server for name, observation in observations.items()} == {f"{NEW}/0000:01:00.0": "s1"}

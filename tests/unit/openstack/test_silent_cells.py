@@ -25,7 +25,7 @@ from gpuyard.diagnosis.drift.read import known_hypervisors
 from gpuyard.diagnosis.why.facts import Asker
 from gpuyard.diagnosis.why.read import why
 from gpuyard.drain.leftovers_apply import read_leftovers
-from gpuyard.health.controllers.health import sights, site_places
+from gpuyard.health.controllers.health import gpu_observations, site_places
 from gpuyard.health.planner import GpuObservation
 from gpuyard.inventory.state import gpu_statuses
 from gpuyard.model.booking import Lane
@@ -186,8 +186,8 @@ def test_no_lane_gets_worse_or_better_by_a_silent_cell(loaded: LoadedSite, seen:
 def test_the_use_of_a_gpu_does_not_end_by_a_silent_cell(loaded: LoadedSite, seen: Snapshot) -> None:
     places = site_places(loaded.compiled)
     observation = CloudObservation(seen, frozenset(), words={})
-    assert sights(places, observation) == {}
-    answers = sights(places, replace(observation, snapshot=replace(seen, services={})))
+    assert gpu_observations(places, observation) == {}
+    answers = gpu_observations(places, replace(observation, snapshot=replace(seen, services={})))
     assert answers[places[0].name] == GpuObservation(HOLDER, False, True)
 
 

@@ -81,10 +81,10 @@ def test_which_release_the_tables_are_of(
 ) -> None:
     from gpuyard.database.engine import parse_url
     from gpuyard.database.migrate import migrate
-    from gpuyard.server.schema_modules import ROOMS
+    from gpuyard.server.schema_modules import SCHEMA_MODULES
 
     url = f"sqlite:///{tmp_path}/old.db"
-    migrate(parse_url(url), ROOMS[0], "0004")
+    migrate(parse_url(url), SCHEMA_MODULES[0], "0004")
     words = ["--site", str(site(tmp_path).path), "--database", url]
     code, output = typed("version", *words, "-f", "csv")
     assert code == 0

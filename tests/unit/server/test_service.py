@@ -27,7 +27,7 @@ from gpuyard.model.errors import GpuyardError, UsageError
 from gpuyard.openstack.errors import CloudError
 from gpuyard.runtime.control_loops import Driver, Loop
 from gpuyard.server.checking import check_serving
-from gpuyard.server.schema_modules import ROOMS
+from gpuyard.server.schema_modules import SCHEMA_MODULES
 from gpuyard.server.server import DRAIN, FINISH, bind
 from gpuyard.server.serving import ServeOptions
 from gpuyard.server.units import portal_unit
@@ -304,7 +304,7 @@ def test_all_that_is_wrong_is_said_and_nothing_is_made(tmp_path: Path) -> None:
 
 
 def test_an_old_database_and_a_port_that_is_taken(tmp_path: Path) -> None:
-    migrate(parse_url(f"sqlite:///{tmp_path}/site.db"), ROOMS[0], "0004")
+    migrate(parse_url(f"sqlite:///{tmp_path}/site.db"), SCHEMA_MODULES[0], "0004")
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         lines, _ = looked(tmp_path, port=port)

@@ -166,7 +166,7 @@ class BookingController:
         many seconds another run is known to help; None when that is not known."""
         with self._lock:
             if not self._upkeep.leadership.try_to_lead(BOOKINGS):
-                self.waits = ("another process on this database keeps the bookings",)
+                self.waits = ("another process on this database leads bookings",)
                 self._words = self._words_of_another()
                 return None
             self._require_its_database()
@@ -207,7 +207,7 @@ class BookingController:
             return max(0.0, (min(run.again) - self._now()).total_seconds()) if run.again else None
 
     def _words_of_another(self) -> LedgerWords:
-        """What the process that keeps the bookings says of GPUs, by what it has written down: a look that changes
+        """What the process that leads bookings says of GPUs, by what it has written down: a look that changes
         nothing, so that whoever shows this process's map sees what is on the other one's."""
         now, back = self._now(), self._kept_back()
         snapshot, projects = self._taker.take(now), self._enforcer.projects()
@@ -480,10 +480,10 @@ class BookingController:
 
     def _look(self, snapshot: Snapshot, names: Iterable[str]) -> dict[str, SeenProvider]:
         providers = snapshot.providers
-        requested = {
+        resources_by_name = {
             n: (providers[n].id, self._classes[n]) for n in sorted(names) if n in providers and n in self._classes
         }
-        return self._enforcer.look(requested)
+        return self._enforcer.look(resources_by_name)
 
     def _require_same_health(self, view: PoolView) -> None:
         """Return whether a GPU has gone bad since a plan was made: it is held before anybody is let in. Raises

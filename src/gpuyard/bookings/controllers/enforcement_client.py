@@ -57,18 +57,18 @@ class EnforcementClient:
         self._path = parts.path.rstrip("/")
         self._rules = rules
         self._given = environment.get(rules.token_variable, "")
-        self._calls = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._call_slots = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._token()
 
     def post(self, path: str, document: Mapping[str, Any]) -> None:
         """Post a document; return when the answer is yes. `path`: ``check-create``. Raises DeniedError, OutageError."""
         timeout = self._rules.timeout
-        if not self._calls.acquire(timeout=timeout):
+        if not self._call_slots.acquire(timeout=timeout):
             raise OutageError(f"{self.host} is too slow for all who ask: {MOST_AT_ONCE} questions wait for its answer")
         try:
             status, body = self._exchange(path, json.dumps(document).encode(), timeout)
         finally:
-            self._calls.release()
+            self._call_slots.release()
         if status == NO_CONTENT:
             return
         if status == FORBIDDEN:

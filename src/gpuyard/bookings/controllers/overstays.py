@@ -69,7 +69,7 @@ class OverstayController:
         assert booking is not None
         view = view_now()
         problems: list[str] = []
-        for _ in range(2):  # a case that is opened is warned of at once
+        for _ in range(2):  # the owner of a new overstay is warned in the same run
             now = self._now()
             if abs(now - taken_at) > STALE:
                 break
@@ -177,7 +177,7 @@ class OverstayController:
     def _tell(
         self, overstay: Overstay, kind: str, action: str, text: str, more: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """An event and its audit entry, once for each case and kind."""
+        """Write an event and its audit entry, once for each overstay and kind."""
         now = self._now()
         details = {
             "server": overstay.server,
@@ -203,12 +203,14 @@ class OverstayController:
         self._ledger.upkeep.note_once(overstay.pool, _subject(overstay), what, event, *entries)
 
     def _note(self, overstay: Overstay, action: str, text: str) -> None:
-        """An audit entry, once for each case and text: what is tried again at every look is not a new thing."""
+        """Write an audit entry, once for each overstay and text: what every run tries again is not news."""
         entry = _entry(overstay, action, text, self._now())
         self._ledger.upkeep.note_once(overstay.pool, _subject(overstay), f"{action} {text}", None, entry)
 
 
 def _subject(overstay: Overstay) -> str:
+    """The key under which events of an overstay are recorded. Databases have it, so it keeps its old word: with another
+    one each open overstay would be told of twice after an upgrade."""
     return f"case {overstay.server_id} {int(overstay.seen.timestamp())}"
 
 

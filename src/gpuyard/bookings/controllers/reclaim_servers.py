@@ -104,8 +104,9 @@ class Reclaimer:
         return "delete"
 
     def _snapshot_and_delete(self, overstay: Overstay, server: dict[str, Any]) -> str:
-        """The image is found again by what it says of the case, so an answer that is lost makes no second one. It goes
-        to the server's project when the server is gone (`hand_over`): that we own it is how it is known for ours."""
+        """The image is found again by the overstay that its metadata names, so an answer that is lost makes no second
+        one. It goes to the server's project when the server is gone (`hand_over`): that we own it is how it is known
+        for ours."""
         if self._api.project is None:
             return f"cloud {self._api.name} has credentials without a project, and an image needs one that owns it"
         images = self._snapshots(overstay)
@@ -124,7 +125,7 @@ class Reclaimer:
         return "createImage"
 
     def _snapshots(self, overstay: Overstay) -> list[dict[str, Any]]:
-        """Images that we had Nova make of the case's server since it was warned. One of a server that was made of such
+        """Images that we had Nova make of the server since its owner was warned. One of a server that was made of such
         an image has inherited what it says, and has another name."""
         images = images_of_ours(self._api, **{KEY: _said_of(overstay)})
         return [image for image in images if str(image["name"]).endswith(overstay.server_id)]
@@ -147,8 +148,8 @@ def hand_over_shelved(api: CloudApi, server_id: str, name: str, project: str) ->
 
 
 def _said_of(overstay: Overstay) -> str:
-    """What an image says of the case that it was made for. It is another one after another warning: what was on the
-    server long ago is not what its owner has now."""
+    """The metadata that names the overstay that an image was made for. It is another one after another warning: what
+    was on the server long ago is not what its owner has now."""
     return f"{overstay.server_id} {int((overstay.warned or overstay.seen).timestamp())}"
 
 

@@ -49,10 +49,12 @@ def wishes(transaction: PoolTransaction, old: Booking, ask: Ask) -> list[tuple[B
     names = {field.name for field in fields(Ask)} - {"start", "end"}
     changes = {name: getattr(ask, name) for name in names if getattr(ask, name) != getattr(old.ask, name)}
     # The one that moves first must not meet the next one where that still is.
-    in_turn = sorted(members(transaction, old, Verb.CHANGE), key=lambda booking: booking.ask.start, reverse=later > NOW)
+    in_order = sorted(
+        members(transaction, old, Verb.CHANGE), key=lambda booking: booking.ask.start, reverse=later > NOW
+    )
     return [
         (booking, replace(booking.ask, start=booking.ask.start + later, end=booking.ask.end + end_later, **changes))
-        for booking in in_turn
+        for booking in in_order
     ]
 
 

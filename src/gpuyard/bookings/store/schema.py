@@ -29,7 +29,7 @@ from gpuyard.database.columns import RISING, flag, maybe_time, new_tables, numbe
 from gpuyard.database.schema_modules import SchemaModule
 
 TABLES = new_tables()
-ROOM = SchemaModule("ledger", Path(__file__).parent / "migrations", TABLES, "alembic_version")
+SCHEMA_MODULE = SchemaModule("ledger", Path(__file__).parent / "migrations", TABLES, "alembic_version")
 
 POOLS = Table(
     "pools",

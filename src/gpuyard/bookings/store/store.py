@@ -11,7 +11,7 @@ from gpuyard.bookings.store.lanes import Lanes
 from gpuyard.bookings.store.outbox import Outbox
 from gpuyard.bookings.store.pool import PoolReader
 from gpuyard.bookings.store.pool_change import PoolChange
-from gpuyard.bookings.store.schema import ROOM
+from gpuyard.bookings.store.schema import SCHEMA_MODULE
 from gpuyard.database.engine import Database
 from gpuyard.database.leader_election import LeaderElection
 from gpuyard.database.migrate import migrate
@@ -27,7 +27,7 @@ class Store(Bookings, Lanes, Records, Outbox, LeaderElection):
 
     def __init__(self, database: Database) -> None:
         """Makes the tables, or brings older ones up to date. Raises StoreError."""
-        migrate(database.url, ROOM)
+        migrate(database.url, SCHEMA_MODULE)
         super().__init__(database)
 
     @classmethod

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuyard.bookings.errors import RefusedError, StaleError
 from gpuyard.bookings.ledger.ledger import Ledger
-from gpuyard.bookings.records import Query as Wanted
+from gpuyard.bookings.records import Query as BookingQuery
 from gpuyard.bookings.web.booking_documents import (
     Because,
     BookingAsk,
@@ -139,7 +139,7 @@ def _install_reading(
         return CaseList(cases=[overstay_row(overstay, who.person) for overstay in ledger.overstays(who.person)])
 
 
-def _queries(filters: BookingFilter, who: Visitor, authenticator: Authenticator) -> list[Wanted]:
+def _queries(filters: BookingFilter, who: Visitor, authenticator: Authenticator) -> list[BookingQuery]:
     """What to ask the ledger for: one query for each project and user that is meant; a name may be several."""
     projects, users = [""], [""]
     if filters.project:
@@ -154,7 +154,7 @@ def _queries(filters: BookingFilter, who: Visitor, authenticator: Authenticator)
     elif filters.user:
         users = list(authenticator.people.users(filters.user))
     return [
-        Wanted(
+        BookingQuery(
             pool=filters.pool,
             project_id=project,
             user_id=user,
@@ -210,7 +210,7 @@ def _install_making(
     ) -> CheckResult:
         """Whether that could be booked now. Nothing is kept. Of a recurring booking the first is looked at."""
         person = acting_for(who, ask.project, authenticator.people)
-        if without and (hits := ledger.find(Wanted(id=without), 1)) and hits[0].id == without:
+        if without and (hits := ledger.find(BookingQuery(id=without), 1)) and hits[0].id == without:
             require(in_project_of(who, hits[0]), Verb.CHANGE, hits[0])  # or it would tell of others' rules and limits
         try:
             return check_result(ledger.check(ask.ask(), person, without=without))

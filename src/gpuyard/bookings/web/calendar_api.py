@@ -11,7 +11,7 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from gpuyard.bookings.ledger.ledger import Ledger
-from gpuyard.bookings.records import Query as Wanted
+from gpuyard.bookings.records import Query as BookingQuery
 from gpuyard.bookings.web.booking_documents import BookingRow, BookingRows, Calendar, FreeRow, LaneRow
 from gpuyard.bookings.web.bookings_api import OF_PEOPLE
 from gpuyard.inventory.web.inventory_context import InventoryContext
@@ -122,7 +122,7 @@ def calendar_document(
     bookings: list[Booking] = []
     leases = ledger.leases.current()
     for pool in pools:
-        query = Wanted(pool=pool, kinds=OF_PEOPLE, states=SHOWN, start=start, end=end)
+        query = BookingQuery(pool=pool, kinds=OF_PEOPLE, states=SHOWN, start=start, end=end)
         bookings += _all(ledger, query, MOST_BOOKINGS - len(bookings))
         bookings += [
             lease for lease in leases if lease.ask.pool == pool and lease.ask.start < end and lease.ask.end > start
@@ -158,7 +158,7 @@ def _lane_row(lane: Lane, models: dict[tuple[str, str], str], statuses: dict[tup
     )
 
 
-def _all(ledger: Ledger, query: Wanted, most: int) -> list[Booking]:
+def _all(ledger: Ledger, query: BookingQuery, most: int) -> list[Booking]:
     bookings: list[Booking] = []
     while len(bookings) < most:
         page = ledger.find(query, min(1000, most - len(bookings)), bookings[-1].id if bookings else "")

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.records import AuditQuery
-from gpuyard.bookings.records import Query as Wanted
+from gpuyard.bookings.records import Query as BookingQuery
 from gpuyard.bookings.web.booking_documents import BookingList, BookingRows, HoldAsk
 from gpuyard.bookings.web.bookings_api import TAG
 from gpuyard.model.booking import FOREVER, BookingKind, Lane
@@ -111,7 +111,7 @@ def install(app: FastAPI, ledger: Ledger, rows: BookingRows) -> None:
     @app.get("/v1/holds", tags=[TAG], responses=responses(headers=False))
     def list_holds(who: Who) -> BookingList:
         """Holds that are not over."""
-        holds = ledger.find(Wanted(kinds=frozenset({BookingKind.HOLD}), states=OPEN))
+        holds = ledger.find(BookingQuery(kinds=frozenset({BookingKind.HOLD}), states=OPEN))
         return BookingList(bookings=list(map(rows.of(who), holds)))
 
     @app.post("/v1/holds", tags=[TAG], status_code=201, responses=responses(409, headers=False))

@@ -182,19 +182,19 @@ def nginx_conf(gateway: SiteGateway, behind: Mapping[str, Socket], webhook: bool
         operators="".join(f"        {operator} 1;\n" for operator in gateway.operators),
     )  # fmt: skip
     text += WEBSOCKETS if gateway.consoles else ""
-    for name in gateway.doors:
+    for name in gateway.endpoints:
         text += _map(name, [opening.pattern for opening in openings_of(name, gateway)], webhook)
-    places = {endpoint.public for endpoint in gateway.doors.values()}
+    places = {endpoint.public for endpoint in gateway.endpoints.values()}
     text += _plain({place.name: PublicName(place.name, HTTPS) in places for place in sorted(places)})
     for port in sorted({place.port for place in places}):
         text += _nobody(port)
-    for name, endpoint in gateway.doors.items():
+    for name, endpoint in gateway.endpoints.items():
         text += "\n".join(_server(name, endpoint, behind[name], gateway, webhook)) + "\n"
     return text + "}\n"
 
 
 def _passes(name: str) -> str:
-    """The variable that says whether a request may pass a door."""
+    """The variable that says whether a request may pass to an endpoint."""
     return f"$gpuyard_passes_{name.replace('-', '_')}"
 
 
@@ -282,7 +282,7 @@ def _server(name: str, endpoint: PublicEndpoint, behind: Socket, gateway: SiteGa
 
 
 def _headers(name: str, gateway: SiteGateway) -> Sequence[str]:
-    """Of a client, those that pass a door."""
+    """The headers of a client that are passed on to an endpoint."""
     if name in (PORTAL, HORIZON, *CONSOLES):
         return {PORTAL: PORTAL_HEADERS, HORIZON: DASHBOARD_HEADERS}.get(name, CONSOLE_HEADERS)
     if name == "identity" and gateway.single_sign_on:

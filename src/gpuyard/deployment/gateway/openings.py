@@ -280,7 +280,7 @@ def openings_of(name: str, gateway: SiteGateway) -> list[GatewayOpening]:
         rows += DASHBOARD_SIGN_ON
     if gateway.dashboard is not None and name == "image":
         rows += DASHBOARD_UPLOAD
-    for line in gateway.doors[name].more:
+    for line in gateway.endpoints[name].more:
         methods, _, path = line.partition(" ")
         rows.append((tuple(methods.split(",")), path, "the site's own"))
     table = [opening for opening in OPENINGS if opening.service == name]

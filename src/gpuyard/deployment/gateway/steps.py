@@ -76,8 +76,8 @@ def endpoint_commands(gateway: SiteGateway) -> list[str]:
 
 def kolla_variables(gateway: SiteGateway) -> str:
     """Return the text for ``/etc/kolla/globals.d``, or an empty one."""
-    doors = ((name, endpoint) for name, endpoint in gateway.doors.items() if name in KOLLA)
-    return "".join(f'{KOLLA[name]}: "{endpoint.public.url}"\n' for name, endpoint in doors)
+    endpoints = ((name, endpoint) for name, endpoint in gateway.endpoints.items() if name in KOLLA)
+    return "".join(f'{KOLLA[name]}: "{endpoint.public.url}"\n' for name, endpoint in endpoints)
 
 
 def steps(site: Site, gateway: SiteGateway) -> str:
@@ -98,7 +98,7 @@ def _steps(site: Site, gateway: SiteGateway) -> Iterator[str]:
     yield "systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload"
     yield f"{SELF_SIGNED} && chgrp {USER} {FOLDER}/tls/privkey.pem && chmod 640 {FOLDER}/tls/privkey.pem"
     yield "systemctl enable --now gpuyard-gateway"
-    names = " ".join(f"-d {name}" for name in sorted({endpoint.public.name for endpoint in gateway.doors.values()}))
+    names = " ".join(f"-d {name}" for name in sorted({endpoint.public.name for endpoint in gateway.endpoints.values()}))
     yield (
         f"certbot certonly --webroot -w {STATE}/acme --cert-name gpuyard {names}"
         " --deploy-hook 'systemctl start gpuyard-gateway-certificate'"
@@ -116,7 +116,7 @@ def _steps(site: Site, gateway: SiteGateway) -> Iterator[str]:
 
 def _ports(gateway: SiteGateway) -> Iterator[str]:
     yield "TCP 80"
-    yield from (f"TCP {port}" for port in sorted({endpoint.public.port for endpoint in gateway.doors.values()}))
+    yield from (f"TCP {port}" for port in sorted({endpoint.public.port for endpoint in gateway.endpoints.values()}))
     if gateway.wireguard is not None:
         yield f"UDP {gateway.wireguard.endpoint.port}"
     if gateway.ssh is not None:
@@ -132,7 +132,7 @@ def _tunnel(gateway: SiteGateway) -> Iterator[str]:
         yield "cp -r gateway/etc/. /etc/  # or cloud/etc/."
         yield "systemctl daemon-reload && systemctl enable --now gpuyard-tunnel"
         yield f"wg show {INTERFACE}  # 'latest handshake' on both, or UDP does not get out"
-        yield "# The cloud's end is best the machine that has the addresses behind the doors. Another one must forward"
+        yield "# The cloud's end is best the machine that has the addresses behind the endpoints. Another one must forward"
         yield "# (net.ipv4.ip_forward=1), and those behind it must find their way back to the gateway through it."
     if gateway.ssh is not None:
         yield ""

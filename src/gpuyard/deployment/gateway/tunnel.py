@@ -94,9 +94,9 @@ WantedBy=multi-user.target
 def reached(gateway: SiteGateway) -> dict[str, Socket]:
     """Return where each endpoint leads, as the gateway reaches it."""
     if gateway.ssh is None:
-        return {name: endpoint.behind for name, endpoint in gateway.doors.items()}
-    ports = _ports(gateway.doors, gateway.ssh)
-    return {name: Socket(LOOPBACK, ports[endpoint.behind]) for name, endpoint in gateway.doors.items()}
+        return {name: endpoint.behind for name, endpoint in gateway.endpoints.items()}
+    ports = _ports(gateway.endpoints, gateway.ssh)
+    return {name: Socket(LOOPBACK, ports[endpoint.behind]) for name, endpoint in gateway.endpoints.items()}
 
 
 def _ports(endpoints: Mapping[str, PublicEndpoint], tunnel: SshTunnel) -> dict[Socket, int]:
@@ -108,9 +108,9 @@ def _ports(endpoints: Mapping[str, PublicEndpoint], tunnel: SshTunnel) -> dict[S
 def tunnel_files(gateway: SiteGateway) -> dict[str, str]:
     """Return path below the folder, ``gateway/`` or ``cloud/`` first -> text."""
     if gateway.wireguard is not None:
-        return _wireguard(gateway.doors, gateway.wireguard)
+        return _wireguard(gateway.endpoints, gateway.wireguard)
     if gateway.ssh is not None:
-        return _ssh(_ports(gateway.doors, gateway.ssh), gateway.ssh)
+        return _ssh(_ports(gateway.endpoints, gateway.ssh), gateway.ssh)
     return {}
 
 

@@ -129,7 +129,7 @@ def unreleased(compiled: CompiledSite, variables: Variables) -> Iterable[str]:
 
 
 def _gateway(compiled: CompiledSite, variables: Variables) -> Iterable[str]:
-    """Doors of the gateway to what Kolla does not deploy."""
+    """Endpoints of the gateway for services that Kolla does not deploy."""
 
     def values(switch: KollaSwitch) -> Iterable[tuple[str, object]]:
         settings = variables.all(switch.variable)

@@ -82,7 +82,7 @@ class Rendering:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _DesiredOptions:
     """The options of one override file; values of `templates` are Jinja2."""
 
     options: tuple[Option, ...] = ()
@@ -110,7 +110,7 @@ def plan_kolla(compiled: CompiledSite, folder: KollaFolder, inventory: KollaInve
     else:
         notes.append(NAMES_NOTE)
     halves = {path: ini.split(text, str(folder.custom / path)) for path, text in folder.overrides.items()}
-    desired = _wanted(compiled, names, folder)
+    desired = _desired_options(compiled, names, folder)
     limit_notes = _add_limits(compiled, desired, halves, folder)
     refusals += _conflicts(desired, halves, folder, set(names.values()))
     refusals += _misplaced(desired, halves, folder)
@@ -128,10 +128,12 @@ def compute_group(folder: KollaFolder) -> str:
     return "compute" if variable is None else str(variable.value)
 
 
-def _wanted(compiled: CompiledSite, names: Mapping[str, str], folder: KollaFolder) -> dict[str, _Wanted]:
+def _desired_options(
+    compiled: CompiledSite, names: Mapping[str, str], folder: KollaFolder
+) -> dict[str, _DesiredOptions]:
     """Override file -> its options."""
     cells = folder.variables.get("enable_cells")
-    desired: dict[str, _Wanted] = {}
+    desired: dict[str, _DesiredOptions] = {}
     for options in compiled.options:
         if not options.options:
             continue
@@ -140,13 +142,13 @@ def _wanted(compiled: CompiledSite, names: Mapping[str, str], folder: KollaFolde
             services.append("nova-super-conductor")  # the conductor that schedules, then
         for service in services:
             path = override(service, None if options.host is None else names[options.host])
-            before = desired.get(path, _Wanted()).options
-            desired[path] = _Wanted((*before, *options.options))
+            before = desired.get(path, _DesiredOptions()).options
+            desired[path] = _DesiredOptions((*before, *options.options))
     return desired
 
 
 def _add_limits(
-    compiled: CompiledSite, desired: dict[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder
+    compiled: CompiledSite, desired: dict[str, _DesiredOptions], halves: Mapping[str, ini.Halves], folder: KollaFolder
 ) -> list[str]:
     """Add Nova's credentials for limits, which Kolla knows nothing of. Returns notes."""
     common = compiled.options_of("nova")
@@ -165,12 +167,12 @@ def _add_limits(
         return [ROLE_NOTE, OLD_LIMIT_NOTE.format(release=compiled.site.release, place=own)]
     path = override("nova", None)
     templates = tuple(Option("oslo_limit", key, value, LIMIT_REASON) for key, value in OSLO_LIMIT.items())
-    desired[path] = _Wanted(desired.get(path, _Wanted()).options, templates)
+    desired[path] = _DesiredOptions(desired.get(path, _DesiredOptions()).options, templates)
     return [ROLE_NOTE]
 
 
 def _conflicts(
-    desired: Mapping[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder, hosts: set[str]
+    desired: Mapping[str, _DesiredOptions], halves: Mapping[str, ini.Halves], folder: KollaFolder, hosts: set[str]
 ) -> Iterator[str]:
     """Keys that gpuyard and the operator would both set for one service."""
     hosts = hosts | set(folder.hosts)
@@ -219,7 +221,9 @@ def _values(own: Sequence[IniSetting], key: tuple[str, str]) -> list[str]:
     return [setting.value for setting in own if _normal(setting.section, setting.key) == key]
 
 
-def _misplaced(desired: Mapping[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder) -> Iterator[str]:
+def _misplaced(
+    desired: Mapping[str, _DesiredOptions], halves: Mapping[str, ini.Halves], folder: KollaFolder
+) -> Iterator[str]:
     for path in desired:
         if path in halves:
             trouble = ini.trouble_below_a_block(halves[path].own)
@@ -229,7 +233,7 @@ def _misplaced(desired: Mapping[str, _Wanted], halves: Mapping[str, ini.Halves],
 
 
 def _taken_back(
-    desired: Mapping[str, _Wanted],
+    desired: Mapping[str, _DesiredOptions],
     halves: Mapping[str, ini.Halves],
     folder: KollaFolder,
     inventory: KollaInventory | None,
@@ -238,7 +242,7 @@ def _taken_back(
     refusals, notes = [], []
     for path, half in halves.items():
         reported = any(setting.key == "report_in_placement" for setting in ini.settings(half.block))
-        if not reported or ("pci", "report_in_placement") in desired.get(path, _Wanted()).values():
+        if not reported or ("pci", "report_in_placement") in desired.get(path, _DesiredOptions()).values():
             continue
         host = path.split("/")[1] if path.count("/") == 2 else ""
         text = (
@@ -255,10 +259,10 @@ def _taken_back(
 
 
 def _override_changes(
-    desired: Mapping[str, _Wanted], halves: Mapping[str, ini.Halves], folder: KollaFolder
+    desired: Mapping[str, _DesiredOptions], halves: Mapping[str, ini.Halves], folder: KollaFolder
 ) -> Iterator[Change]:
     for path in sorted({*desired, *(path for path, half in halves.items() if half.block)}):
-        want = desired.get(path, _Wanted())
+        want = desired.get(path, _DesiredOptions())
         own = halves[path].own if path in halves else ""
         after = ini.join(ini.block(want.options, want.templates), own) or None
         before = folder.overrides.get(path)

@@ -50,7 +50,7 @@ def remedies(
     """
     always = tuple(action for cause in causes if cause.code != "quota" for action in _global(facts, cause))
     hosts = {host.name: host for host in facts.hosts}
-    drafts: list[_Found] = []
+    drafts: list[_Draft] = []
     if not any(answer.fits for answer in answers):
         drafts = [draft for answer in answers for draft in _of_host(facts, request, hosts[answer.host], answer)]
     raises = [raising(facts, request, _freed(facts, draft.freed)) for draft in drafts]
@@ -67,7 +67,7 @@ def remedies(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Draft:
     """A remedy of one host before it is known what it does to limits."""
 
     host: str
@@ -79,7 +79,7 @@ def _freed(facts: RequestFacts, freed: Iterable[Freeing]) -> dict[str, int]:
     return counted_of(facts.asker, ((freeing.project_id, freeing.counted) for freeing in freed))
 
 
-def _deletions(facts: RequestFacts, request: Request, draft: _Found) -> Iterable[Action]:
+def _deletions(facts: RequestFacts, request: Request, draft: _Draft) -> Iterable[Action]:
     """The actions that free something; a shelved server still counts as one."""
     only_deleted = "servers" in exceeded(facts, request)
     for freeing in draft.freed:
@@ -96,7 +96,7 @@ def _global(facts: RequestFacts, cause: Finding) -> Iterable[Action]:
         yield Action(cause.code, cause.remedy)
 
 
-def _of_host(facts: RequestFacts, request: Request, host: ComputeNode, answer: HostAnswer) -> Iterable[_Found]:
+def _of_host(facts: RequestFacts, request: Request, host: ComputeNode, answer: HostAnswer) -> Iterable[_Draft]:
     others: list[Action] = []
     for cause in answer.causes:
         if cause.code not in FREEABLE:
@@ -106,16 +106,16 @@ def _of_host(facts: RequestFacts, request: Request, host: ComputeNode, answer: H
             others.append(action)
     freeable = [cause for cause in answer.causes if cause.code in FREEABLE]
     if not freeable:
-        yield _Found(host.name, tuple(others))
+        yield _Draft(host.name, tuple(others))
         return
     servers = list(_servers(facts, host))
     for pool in (servers, [*_leftovers(facts, request, host), *servers]):
         chosen = _cheapest(facts, request, host, pool, spare_limits=pool is servers)
         if chosen and (pool is servers or any(freeing.action.kind != "delete-server" for freeing in chosen)):
-            yield _Found(host.name, tuple(others), tuple(chosen))
+            yield _Draft(host.name, tuple(others), tuple(chosen))
     smaller = [_smaller_reserve(host, cause) for cause in freeable]
     if all(smaller):
-        yield _Found(host.name, (*others, *(action for action in smaller if action)))
+        yield _Draft(host.name, (*others, *(action for action in smaller if action)))
 
 
 def _of_cause(host: ComputeNode, cause: Finding) -> Action | None:

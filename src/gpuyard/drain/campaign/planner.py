@@ -224,7 +224,7 @@ class CampaignPlan:
 class CampaignNow:
     """The input of a plan, besides the file."""
 
-    sights: Mapping[str, CampaignHostState]
+    states: Mapping[str, CampaignHostState]
     journal: DeployJournal
     time: datetime
     stop: str = ""
@@ -307,7 +307,7 @@ def _halted(row: CampaignRow, halted: str) -> CampaignRow:
 
 def _row(campaign: Campaign, host: str, now: CampaignNow) -> CampaignRow:
     """A host by itself, as if there were no other one."""
-    state, journal = now.sights.get(host, CampaignHostState()), now.journal
+    state, journal = now.states.get(host, CampaignHostState()), now.journal
     through = journal.last(CampaignAct.RETURN, host)
     if through is not None and through.happening is Happening.DONE:
         return CampaignRow(host, CampaignStanding.BACK, f"since {through.at}")
@@ -353,7 +353,7 @@ def is_emptied(journal: DeployJournal, host: str) -> bool:
 
 
 def _emptying(campaign: Campaign, host: str, maintenance: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
-    drain, journal = now.sights[host].drain, now.journal
+    drain, journal = now.states[host].drain, now.journal
     if drain is None:
         return CampaignRow(host, CampaignStanding.DRAINING, "waits until its servers are looked at")
     if drain.move is CampaignWork.RUNNING:
@@ -429,7 +429,7 @@ def _unless_used(row: CampaignRow, maintenance: CampaignMaintenance) -> Campaign
 
 
 def _checked(campaign: Campaign, host: str, maintenance: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
-    state = now.sights[host]
+    state = now.states[host]
     if refused := _refused(now.journal, host, CampaignAct.OPEN):
         return CampaignRow(host, CampaignStanding.FAILED, refused)
     if state.closed and state.heard:
@@ -444,7 +444,7 @@ def _checked(campaign: Campaign, host: str, maintenance: CampaignMaintenance, no
 
 def _given_back(campaign: Campaign, host: str, maintenance: CampaignMaintenance, now: CampaignNow) -> CampaignRow:
     """Its maintenance is over: are all of its GPUs, too?"""
-    state, journal = now.sights[host], now.journal
+    state, journal = now.states[host], now.journal
     begun, work = journal.last(CampaignAct.BEGIN, host), journal.last(CampaignAct.WORK, host)
     if not campaign.by_hand and (work is None or not _since(journal, work, begun)):
         if begun is not None and begun.run == journal.run:

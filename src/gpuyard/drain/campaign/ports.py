@@ -62,9 +62,9 @@ class PortalCampaign:
     def look(self, journal: DeployJournal) -> Mapping[str, CampaignHostState]:
         with seen():
             open_rows = {row["host"]: row for row in self._client.maintenances()}
-            return {host: self._sight(host, open_rows.get(host), journal) for host in self._campaign.hosts}
+            return {host: self._state_of(host, open_rows.get(host), journal) for host in self._campaign.hosts}
 
-    def _sight(self, host: str, row: Row | None, journal: DeployJournal) -> CampaignHostState:
+    def _state_of(self, host: str, row: Row | None, journal: DeployJournal) -> CampaignHostState:
         through = journal.last(CampaignAct.RETURN, host)
         if through is not None and through.happening is Happening.DONE:
             return CampaignHostState()

@@ -71,7 +71,7 @@ class CampaignRun:
     """One run of a campaign."""
 
     campaign: Campaign
-    doors: CampaignPorts
+    ports: CampaignPorts
     writer: JournalWriter
     clock: Callable[[], datetime]
     show: Callable[[CampaignPlan], None]
@@ -85,7 +85,7 @@ class CampaignRun:
         self._silent = None
         while True:
             try:
-                states = self.doors.look(journal)
+                states = self.ports.look(journal)
                 journal = self._note_ends(states, journal)
                 plan = self.plan(states, journal)
             except CampaignUnseenError as error:
@@ -99,7 +99,7 @@ class CampaignRun:
                 return plan
             else:
                 self._silent = None
-                self.doors.wait()
+                self.ports.wait()
 
     def _wait_for_portal(self, error: CampaignUnseenError) -> None:
         """Raises it when it has been so for too long: nothing was seen, or nothing was done that was asked for."""
@@ -107,16 +107,16 @@ class CampaignRun:
         if self.clock() - self._silent > PATIENCE:
             raise error
         self.unseen(str(error))
-        self.doors.wait()
+        self.ports.wait()
 
     def plan(self, states: Mapping[str, CampaignHostState], journal: DeployJournal) -> CampaignPlan:
         """Plan the next acts. Where there is a choice, hosts on which nobody would lose anything are first."""
-        now = CampaignNow(states, journal, self.clock(), self.doors.stop_asked())
+        now = CampaignNow(states, journal, self.clock(), self.ports.stop_asked())
         plan = plan_campaign(self.campaign, now)
         waiting = [row.host for row in plan.rows if row.standing is CampaignStanding.WAITING]
         if not 0 < sum(row.act is CampaignAct.BEGIN for row in plan.rows) < len(waiting) or self._is_canary(plan):
             return plan
-        costs = self.doors.costs(waiting, now.time, now.time + self.campaign.takes)
+        costs = self.ports.costs(waiting, now.time, now.time + self.campaign.takes)
         return plan_campaign(self.campaign, replace(now, costs=costs))
 
     def _is_canary(self, plan: CampaignPlan) -> bool:
@@ -169,19 +169,19 @@ class CampaignRun:
 
     def _do(self, act: CampaignAct, host: str, attempt: str) -> None:
         if act is CampaignAct.BEGIN:
-            self.doors.begin(host)
+            self.ports.begin(host)
         elif act is CampaignAct.CLOSE:
-            self.doors.close(host)
+            self.ports.close(host)
         elif act is CampaignAct.DRAIN:
-            self.doors.drain(host)
+            self.ports.drain(host)
         elif act is CampaignAct.WORK:
-            self.doors.work(host, attempt)
+            self.ports.work(host, attempt)
         elif act is CampaignAct.DONE:
-            self.doors.done(host)
+            self.ports.done(host)
         elif act is CampaignAct.OPEN:
-            self.doors.open(host)
+            self.ports.open(host)
         elif act is CampaignAct.ACCEPT:
-            self.doors.accept(host)
+            self.ports.accept(host)
 
     def _note(
         self, journal: DeployJournal, act: CampaignAct, host: str, happening: Happening, about: str

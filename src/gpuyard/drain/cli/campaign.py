@@ -70,7 +70,7 @@ def plan(
     from gpuyard.drain.campaign.definition import read_campaign
 
     campaign, where = read_campaign(file), zone_of(zone)
-    portal, journal = _doors(campaign, state, where, site, cloud, url), _journal(campaign, state)
+    portal, journal = _ports(campaign, state, where, site, cloud, url), _journal(campaign, state)
     print_list(_rows(campaign, portal, journal, where), COLUMNS, format_, columns)
 
 
@@ -98,7 +98,7 @@ def run(
     campaign, where = read_campaign(file), zone_of(zone)
     _must_be_there(campaign)
     screen = _Screen()
-    portal = _doors(campaign, state, where, site, cloud, url, screen.say)
+    portal = _ports(campaign, state, where, site, cloud, url, screen.say)
     journal = _journal(campaign, state)
     again = _again(file, state, zone, site, cloud, url)
     with journal.writer() as writer:
@@ -136,7 +136,7 @@ def status(
     from gpuyard.drain.campaign.definition import read_campaign
 
     campaign, where = read_campaign(file), zone_of(zone)
-    portal, journal = _doors(campaign, state, where, site, cloud, url), _journal(campaign, state)
+    portal, journal = _ports(campaign, state, where, site, cloud, url), _journal(campaign, state)
     rows = _rows(campaign, portal, journal, where, forecast=False)
     print_list(rows, COLUMNS[:3], format_, columns)
     if format_ is Format.TABLE:
@@ -159,7 +159,7 @@ def stop(file: FileArgument, state: StateOption = None) -> None:
     print(f"Campaign {campaign.campaign} begins with no further host; 'gpuyard host campaign status' shows the rest.")
 
 
-def _doors(
+def _ports(
     campaign: Campaign,
     state: Path | None,
     zone: ZoneInfo,

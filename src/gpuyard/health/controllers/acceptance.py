@@ -92,17 +92,17 @@ class AcceptanceController:
 
     def __init__(
         self, compiled: CompiledSite, service: HealthService, tries: TryStore, ledger: Ledger,
-        doors: Callable[[], AcceptancePorts], now: Callable[[], datetime],
+        open_ports: Callable[[], AcceptancePorts], now: Callable[[], datetime],
     ) -> None:  # fmt: skip
-        """Made for a site that has `health.acceptance.project`. `doors` opens the interfaces when they are needed for
-        the first time, and may raise UsageError: then nothing can be accepted, and all else goes on."""
+        """Made for a site that has `health.acceptance.project`. `open_ports` opens the interfaces when they are needed
+        for the first time, and may raise UsageError: then nothing can be accepted, and all else goes on."""
         rules = service.rules.acceptance
         assert rules is not None
         assert rules.project is not None
         assert rules.image is not None
         self._within, self._project, self._image = rules.within, rules.project, rules.image
         self._service, self._tries, self._ledger, self._now = service, tries, ledger, now
-        self._open = doors
+        self._open = open_ports
         self._opened: AcceptancePorts | None = None
         self._flavors = compiled.flavors
         self._gpus: Mapping[tuple[str, str], Gpu] = {(gpu.host, gpu.address): gpu for gpu in compiled.gpus}
@@ -111,8 +111,8 @@ class AcceptanceController:
         """No cell of Nova was silent before or after our servers were listed."""
 
     def run(self) -> float | None:
-        """Move every open attempt on, and begin those whose turn it is. Returns the seconds until the next run is due;
-        None: the period is soon enough."""
+        """Move every open attempt on, and begin those that `next_attempts` picks. Returns the seconds until the next
+        run is due; None: the period is soon enough."""
         if not self._ledger.upkeep.leadership.is_leader(BOOKINGS):
             return None
         tries = self._tries.open()
@@ -309,7 +309,7 @@ class AcceptanceController:
             status=server.status if server else UNKNOWN if silent else "",
             fault=server.fault if server else "",
             gone=server is None and alone is None and (bool(attempt.server) or self._complete),
-            said=output,
+            output=output,
             against=held_against(output, [gpu.baseline for gpu in self._known(attempt)], fresh=attempt.fresh),
         )
 
@@ -500,13 +500,18 @@ def open_acceptance(
         identity = token_hex(8)
         service.store.set_value(IDENTITY, identity)
 
-    def doors() -> AcceptancePorts:
-        door, project_id = open_servers_project(api, project, key="health.acceptance")
+    def open_ports() -> AcceptancePorts:
+        project_api, project_id = open_servers_project(api, project, key="health.acceptance")
         servers = NovaServers(
-            door, compiled.site.site, network, identity=identity, tag=TAG, cells_answer=lambda: all_cells_answer(api)
+            project_api,
+            compiled.site.site,
+            network,
+            identity=identity,
+            tag=TAG,
+            cells_answer=lambda: all_cells_answer(api),
         )
         return AcceptancePorts(GuardedServers(servers), project_id, observation)
 
     tries = TryStore(ledger.database)
-    controller = AcceptanceController(compiled, service, tries, ledger, doors, now)
+    controller = AcceptanceController(compiled, service, tries, ledger, open_ports, now)
     return OpenedAcceptance(AcceptanceService(service.store, tries, ledger, now), controller)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from gpuyard.health.cards import STILL, CardSeen, Contradiction, Place, sight
+from gpuyard.health.cards import STILL, CardSeen, Contradiction, Place, locate_cards
 from gpuyard.health.controllers.health_service import HealthService
 from gpuyard.health.guests import (
     ALARM_LEFT,
@@ -122,7 +122,7 @@ class AgentGuest:
     seen: int = 0
     cards: dict[str, CardUse] = field(default_factory=dict)
     """By UUID; those of its last report."""
-    last_seen: tuple[object, datetime] | None = None
+    last_located: tuple[object, datetime] | None = None
     """The places and cards that were last taken down, and when."""
     counted: set[str] = field(default_factory=set)
     """Cards of which what they do is counted by the hour."""
@@ -252,7 +252,7 @@ class AgentService:
             raise AgentRefusedError(409, "no_gpus", "This server has none of this site's GPUs now.")
         with self._lock:
             guest = self._known.get(server) or AgentGuest()
-            wrong = self._observe_guest(server, guest, has, report.cards, now)
+            wrong = self._locate_cards(server, guest, has, report.cards, now)
             self._known[server] = guest
             followed = follow(guest.state, report, server, has, self._places, now, self._is_accepted)
             candidates = [*followed.observations, *_of_contradictions(wrong, server, has, now)]
@@ -292,20 +292,20 @@ class AgentService:
             self._changed_guests.add(heard.server)
             self._use(heard, guest)
 
-    def _observe_guest(
+    def _locate_cards(
         self, server: str, guest: AgentGuest, has: frozenset[Place], cards: Sequence[str], now: datetime
     ) -> list[Contradiction]:
         """Where its cards are: once in a while, and when something has changed."""
         current = (has, cards)
-        news = guest.last_seen is None or guest.last_seen[0] != current
-        if guest.last_seen is not None and not news and now - guest.last_seen[1] < STILL / 3:
+        news = guest.last_located is None or guest.last_located[0] != current
+        if guest.last_located is not None and not news and now - guest.last_located[1] < STILL / 3:
             return []
-        guest.last_seen = current, now
+        guest.last_located = current, now
         if all(self._places.get(card) in has for card in cards):  # as it was, mostly
             changed = {card: replace(self._cards[card], seen=now, server=server) for card in cards}
             wrong: list[Contradiction] = []
         else:
-            changed, wrong = sight(self._cards, server, has, cards, now)
+            changed, wrong = locate_cards(self._cards, server, has, cards, now)
         for card, sighting in changed.items():
             if sighting.places:
                 self._cards[card] = sighting

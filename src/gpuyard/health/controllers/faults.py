@@ -23,7 +23,7 @@ from gpuyard.model.world import Server, Snapshot
 
 BAD = KEPT_BACK - {HealthState.TO_ACCEPT}
 LINES = 500
-"""Of a record, in which its last turn to the worse is looked for."""
+"""Most events of a GPU's record that are searched for its last change for the worse."""
 
 
 class FaultTeller:

@@ -92,7 +92,7 @@ class HealthController:
         self._faults = FaultTeller(
             service.store, ledger, bookings.overstays.addresses, bookings.bookings_of, runners, now, service.verdicts
         )
-        self.kept_back_others = WakeSignal()
+        self.kept_back_changed = WakeSignal()
         """Sent when other GPUs are kept back than before."""
         self.asked: tuple[str, ...] = ()
         """GPUs for which a person must decide, as of the last run."""
@@ -137,7 +137,7 @@ class HealthController:
         known_names = {gpu.name for gpu in records}
         around = Circumstances(
             now,
-            sights(self.places, observation) if observation is not None else {},
+            gpu_observations(self.places, observation) if observation is not None else {},
             observation.snapshot.taken_at if observation is not None else None,
             self._store.heard(),
             {f"{host}/{address}": count for (host, address), count in suspected.items()},
@@ -174,12 +174,12 @@ class HealthController:
         return all_of_it
 
     def _tell(self) -> None:
-        """The loop of bookings, when it has something to do."""
+        """Send `kept_back_changed` when other GPUs are kept back than at the last run."""
         back = self._service.kept_back()
         if self._told != back:
             news = sorted(f"{host}/{address}" for host, address in back.keys() ^ (self._told or {}).keys())
             self._told = back
-            self.kept_back_others(f"other GPUs are kept back: {', '.join(news[:3])}")
+            self.kept_back_changed(f"other GPUs are kept back: {', '.join(news[:3])}")
 
     def _generations(self, records: list[GpuHealth], observation: CloudObservation) -> None:
         """Of GPUs that Nova keeps reserved after a use: they are released in this very generation, or not at all. One
@@ -220,7 +220,7 @@ class Watched:
     """None: the site does not ask guests how their GPUs are."""
     acceptance: OpenedAcceptance | None
     """None: the site has no project for servers that accept GPUs."""
-    held: WakeSignal = field(default_factory=WakeSignal)
+    holds_changed: WakeSignal = field(default_factory=WakeSignal)
     """Sent when other GPUs are kept back than before, and those are held: to wake who has servers on them."""
 
     @property
@@ -244,7 +244,7 @@ class Watched:
         """Return the loop of health; it and the booking loop wake each other."""
         loop = health_loop(self.controller, period)
         self.service.wake.listen(loop.wake)
-        self.controller.kept_back_others.listen(partial(self._hold_others, bookings))
+        self.controller.kept_back_changed.listen(partial(self._hold_others, bookings))
         self.bookings.observed.listen(loop.wake)
         return loop
 
@@ -255,7 +255,7 @@ class Watched:
         except GpuyardError as error:
             LOG.info("%s: %s; the loop of bookings does it", reason, error)
         bookings.wake(reason)
-        self.held(reason)
+        self.holds_changed(reason)
 
     def maintenance_loop(self, period: float) -> Loop:
         """Return the loop of maintenances. A change there wakes the one of health, which tells the one of bookings."""
@@ -334,7 +334,7 @@ def site_places(compiled: CompiledSite) -> tuple[SitePlace, ...]:
     )  # fmt: skip
 
 
-def sights(places: tuple[SitePlace, ...], observation: CloudObservation) -> dict[str, GpuObservation]:
+def gpu_observations(places: tuple[SitePlace, ...], observation: CloudObservation) -> dict[str, GpuObservation]:
     """Return the use of GPUs by name. Left out are those that Placement does not have; those that an evacuated server
     left behind, whose guest may still be there: their use is over when nova-compute there says so; and those whose host
     is in a cell of Nova that does not answer."""

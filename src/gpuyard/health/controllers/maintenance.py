@@ -122,13 +122,13 @@ class MaintenanceService:
         service: HealthService,
         ledger: Ledger,
         gpus: Sequence[Gpu],
-        sight: Callable[[], CloudObservation | None],
+        observation: Callable[[], CloudObservation | None],
         cloud: HostCloud,
         new_id: Callable[[], str] = lambda: str(uuid4()),
     ) -> None:
         """`gpus`: all of the site. `observation` returns the cloud as it was seen last."""
-        self._observations, self._health, self._store = service, service.store, service.maintenances
-        self._ledger, self._observation, self._cloud, self._new_id = ledger, sight, cloud, new_id
+        self._health, self._health_store, self._store = service, service.store, service.maintenances
+        self._ledger, self._latest_observation, self._cloud, self._new_id = ledger, observation, cloud, new_id
         self._closed: dict[str, float] = {}
         """Host -> `CloudObservation.began` when it was first seen to be closed; a new process waits anew."""
         self._gpus: dict[str, list[Gpu]] = {}
@@ -144,7 +144,7 @@ class MaintenanceService:
     @property
     def now(self) -> datetime:
         """The time in whole seconds, as records have it."""
-        return self._observations.now().replace(microsecond=0)
+        return self._health.now().replace(microsecond=0)
 
     # What people do
 
@@ -292,15 +292,15 @@ class MaintenanceService:
     def _servers(self, host: str) -> tuple[Claim, ...] | None:
         """All servers of a host by name, and whoever else has a GPU there, as the cloud was seen last. None: it was not
         seen lately, or not all of it."""
-        sight = self._fresh()
-        if sight is None or sight.snapshot.residents is None or host in sight.snapshot.silent_hosts:
+        observation = self._fresh()
+        if observation is None or observation.snapshot.residents is None or host in observation.snapshot.silent_hosts:
             return None
         names = {provider_name(gpu.host, gpu.address) for gpu in self._gpus.get(host, ())}
-        servers = {server.id: server for server in sight.snapshot.residents.get(host, ())}
-        for name, id in sight.snapshot.holders.items():
-            if name in names and id in sight.snapshot.servers:
-                servers.setdefault(id, sight.snapshot.servers[id])
-        strangers = {id for name, id in sight.snapshot.holders.items() if name in names} - servers.keys()
+        servers = {server.id: server for server in observation.snapshot.residents.get(host, ())}
+        for name, id in observation.snapshot.holders.items():
+            if name in names and id in observation.snapshot.servers:
+                servers.setdefault(id, observation.snapshot.servers[id])
+        strangers = {id for name, id in observation.snapshot.holders.items() if name in names} - servers.keys()
         claims = [
             *(Claim(server.id, server.name, server.status, server.project, server.user) for server in servers.values()),
             *(Claim(id, id, "", "", "") for id in strangers),
@@ -309,8 +309,8 @@ class MaintenanceService:
 
     def _fresh(self) -> CloudObservation | None:
         """What was seen of the cloud, if that was lately."""
-        sight = self._observation()
-        return sight if sight is not None and self.now - sight.snapshot.taken_at <= OLD else None
+        observation = self._latest_observation()
+        return observation if observation is not None and self.now - observation.snapshot.taken_at <= OLD else None
 
     # The loop
 
@@ -328,16 +328,16 @@ class MaintenanceService:
         servers that are seen there; None: that is not asked in this state."""
         if maintenance.state not in (MaintenanceState.DRAINING, MaintenanceState.IN_WORK):
             return None
-        sight = self._fresh()
-        service = sight.snapshot.services.get(maintenance.host) if sight else None
-        if sight is None or service is None:
+        observation = self._fresh()
+        service = observation.snapshot.services.get(maintenance.host) if observation else None
+        if observation is None or service is None:
             self._closed.pop(maintenance.host, None)
-            return (UNKNOWN if sight is None else f"nova-compute on {maintenance.host} is not known to Nova",)
+            return (UNKNOWN if observation is None else f"nova-compute on {maintenance.host} is not known to Nova",)
         if service.silent:
             self._closed.pop(maintenance.host, None)
             return (service.unheard,)
         if not service.enabled:
-            return self._since_closed(maintenance, sight)
+            return self._since_closed(maintenance, observation)
         self._closed.pop(maintenance.host, None)
         try:
             self._cloud.close(maintenance.host)
@@ -345,10 +345,10 @@ class MaintenanceService:
             return (f"nova-compute on {maintenance.host} is to be disabled: {error}",)
         return (f"nova-compute on {maintenance.host} is being disabled",)
 
-    def _since_closed(self, maintenance: Maintenance, sight: CloudObservation) -> tuple[str, ...]:
+    def _since_closed(self, maintenance: Maintenance, observation: CloudObservation) -> tuple[str, ...]:
         """As `_close`, of a host that is closed: what the cloud itself says, once all else is so."""
-        since = self._closed.setdefault(maintenance.host, sight.began)
-        if sight.began - since < SETTLED:
+        since = self._closed.setdefault(maintenance.host, observation.began)
+        if observation.began - since < SETTLED:
             return (f"nova-compute on {maintenance.host} was disabled a moment ago",)
         servers = self._servers(maintenance.host)
         if (
@@ -357,7 +357,7 @@ class MaintenanceService:
             or any(id not in maintenance.may_go_down for id in _ids(servers))
         ):
             return ()
-        host = sight.snapshot.providers.get(maintenance.host)
+        host = observation.snapshot.providers.get(maintenance.host)
         if host is None:
             return (f"Placement does not know {maintenance.host}",)
         try:
@@ -373,7 +373,7 @@ class MaintenanceService:
     def _open_others(self) -> None:
         """Have hosts used again that a maintenance has closed and that none keeps closed: it is over or being checked,
         or a killed process has left it so."""
-        sight = self._fresh()
+        observation = self._fresh()
         closed_hosts = {
             maintenance.host
             for maintenance in self._store.open()
@@ -381,7 +381,7 @@ class MaintenanceService:
         }
         for host in self._gpus.keys() - closed_hosts:
             self._closed.pop(host, None)
-            service = sight.snapshot.services.get(host) if sight else None
+            service = observation.snapshot.services.get(host) if observation else None
             if service is None or service.enabled or not service.up:  # Nova tells a nova-compute that is up
                 continue
             tag = tag_of(service.disabled_reason)
@@ -411,12 +411,12 @@ class MaintenanceService:
             self._store.put(replace(maintenance, holds=False))
             maintenance = self._get(id)
         if (before.state, before.until) != (maintenance.state, maintenance.until):
-            self._observations.wake(f"maintenance of {maintenance.host}: {maintenance.state.value}")
+            self._health.wake(f"maintenance of {maintenance.host}: {maintenance.state.value}")
         return maintenance
 
     def _expect(self, maintenance: Maintenance, until: datetime | None) -> None:
         """What is booked on the host from its end on stays; GPUs that are out of use for themselves are not meant."""
-        bad = self._observations.bad_gpus()
+        bad = self._health.bad_gpus()
         mine = [lane for lane in self._ledger.lanes() if lane.host == maintenance.host and lane.trouble]
         if until is None:
             mine = [lane for lane in mine if lane.back == maintenance.until]
@@ -427,40 +427,42 @@ class MaintenanceService:
     def _host(self, maintenance: Maintenance, waits: tuple[str, ...] | None) -> HostNow:
         """What is known of its host now."""
         word, look = self._look(maintenance.host)
-        sight, now = self._fresh(), self.now
+        observation, now = self._fresh(), self.now
         # What was seen before all was held says nothing of who has got in since; nor does what was seen before the host
         # was closed, for which `waits` has its reason.
-        is_current = sight is not None and not self._may_get_in(maintenance.host, sight)
+        is_current = observation is not None and not self._may_get_in(maintenance.host, observation)
         servers = self._servers(maintenance.host) if is_current and waits is not None else None
         return HostNow(
             servers=None if servers is None else [id for id in _ids(servers) if id not in maintenance.may_go_down],
             waits=maintenance.problems if waits is None else waits,
-            cloud=self._service(maintenance.host, sight) if sight else (UNKNOWN,),
-            missing=self._missing(maintenance.host, sight) if sight else (),
+            cloud=self._service(maintenance.host, observation) if observation else (UNKNOWN,),
+            missing=self._missing(maintenance.host, observation) if observation else (),
             heard=word.heard if word and word.heard <= now else None,  # else by a clock that has gone back since
             look=look,
-            gpus=self._health.gpus(host=maintenance.host),
+            gpus=self._health_store.gpus(host=maintenance.host),
             observations=[
-                observation for observation in self._health.open_observations() if observation.host == maintenance.host
+                observation
+                for observation in self._health_store.open_observations()
+                if observation.host == maintenance.host
             ],
             stale=self._stale,
-            verdicts=self._observations.verdicts,
+            verdicts=self._health.verdicts,
         )
 
-    def _may_get_in(self, host: str, sight: CloudObservation) -> bool:
+    def _may_get_in(self, host: str, observation: CloudObservation) -> bool:
         """Return whether Placement may give one of its GPUs to a new server."""
         names = {provider_name(gpu.host, gpu.address) for gpu in self._gpus.get(host, ())}
-        return not names.isdisjoint(sight.snapshot.allocatable)
+        return not names.isdisjoint(observation.snapshot.allocatable)
 
     def _look(self, host: str) -> tuple[HostContact | None, HostReport | None]:
-        word = self._health.host(host)
+        word = self._health_store.host(host)
         try:
             return word, look_of(word.look.encode()) if word and word.look else None
         except LookRefusedError:  # of another version of gpuyard
             return word, None
 
-    def _service(self, host: str, sight: CloudObservation) -> tuple[str, ...]:
-        service = sight.snapshot.services.get(host)
+    def _service(self, host: str, observation: CloudObservation) -> tuple[str, ...]:
+        service = observation.snapshot.services.get(host)
         if service is None:
             return (f"nova-compute on {host} is not known to Nova",)
         if service.silent:
@@ -469,9 +471,9 @@ class MaintenanceService:
         because = f": {service.disabled_reason}" if service.disabled_reason else ""
         return (*wrong, *(() if service.enabled else (f"nova-compute on {host} is disabled{because}",)))
 
-    def _missing(self, host: str, sight: CloudObservation) -> tuple[str, ...]:
+    def _missing(self, host: str, observation: CloudObservation) -> tuple[str, ...]:
         names = {provider_name(gpu.host, gpu.address): gpu.address for gpu in self._gpus.get(host, ())}
-        return tuple(sorted(address for name, address in names.items() if name not in sight.snapshot.providers))
+        return tuple(sorted(address for name, address in names.items() if name not in observation.snapshot.providers))
 
     # How
 
@@ -495,7 +497,7 @@ class MaintenanceService:
     def _said(self, id: str, action: str, text: str, person: Person) -> Maintenance:
         self._ledger.note(person, action, self._get(id).host, text[:WORDS])
         maintenance = self._keep(id)
-        self._observations.wake(f"{person.user}: {action} {maintenance.host}")
+        self._health.wake(f"{person.user}: {action} {maintenance.host}")
         return maintenance
 
     def _lines(self, maintenance: Maintenance, text: str, person: Person | None = None) -> list[HealthEvent]:
@@ -506,7 +508,7 @@ class MaintenanceService:
                 gpu.host, gpu.address, gpu.card, self.now, gpu.state, gpu.state, text, by=person.user if person else "",
                 source=Source.PERSON if person else None,
             )
-            for gpu in self._health.gpus(host=maintenance.host)
+            for gpu in self._health_store.gpus(host=maintenance.host)
         ]  # fmt: skip
 
     def _get(self, id: str) -> Maintenance:

@@ -10,7 +10,7 @@ from gpuyard.database.columns import RISING, flag, maybe_time, new_tables, numbe
 from gpuyard.database.schema_modules import SchemaModule
 
 TABLES = new_tables()
-ROOM = SchemaModule("health", Path(__file__).parent / "migrations", TABLES, "health_version")
+SCHEMA_MODULE = SchemaModule("health", Path(__file__).parent / "migrations", TABLES, "health_version")
 
 GPUS = Table(
     "gpu_health",

@@ -30,7 +30,7 @@ from gpuyard.health.records import (
     Software,
     Trial,
 )
-from gpuyard.health.store.schema import EVENTS, GPUS, HOSTS, OBSERVATIONS, ROOM, TOKENS, VALUES
+from gpuyard.health.store.schema import EVENTS, GPUS, HOSTS, OBSERVATIONS, SCHEMA_MODULE, TOKENS, VALUES
 from gpuyard.model.signals import Source
 
 TEXT = 500
@@ -47,7 +47,7 @@ class HealthStore:
 
     def __init__(self, database: Database) -> None:
         """Make the tables, or bring older ones up to date. Whoever opened the database closes it. Raises StoreError."""
-        migrate(database.url, ROOM)
+        migrate(database.url, SCHEMA_MODULE)
         self._database = database
 
     @property

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.bookings.matching import may_use
-from gpuyard.bookings.records import Query as Wanted
+from gpuyard.bookings.records import Query as BookingQuery
 from gpuyard.bookings.web.booking_documents import gpu_names, gpus_of
 from gpuyard.bookings.web.bookings_api import TAG
 from gpuyard.health.controllers.agent_service import AgentService
@@ -77,7 +77,7 @@ def install(app: FastAPI, ledger: Ledger, agents: AgentService | None) -> None:
         """What the GPUs of bookings do that are on now: of one's own, for admins of all."""
         if agents is None:
             return UseList(asked=False, uses=[])
-        query = Wanted(
+        query = BookingQuery(
             id=filters.booking,
             user_id=who.person.user_id if filters.mine or not (who.person.admin or filters.booking) else "",
             kinds=frozenset({BookingKind.BOOKING}),

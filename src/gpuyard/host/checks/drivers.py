@@ -133,12 +133,12 @@ def native_drivers(machine: Machine) -> Answer:
     """Native drivers that would take a member at the next boot, before vfio-pci does."""
     takers = machine.takers
     excluded = kept_out(machine.tree, machine.inventory.facts.command_line)
-    open_doors: Dict[str, List[str]] = {}
+    addresses_by_driver: Dict[str, List[str]] = {}
     for address, modules in takers.items():
         for module in modules:
             if not module.startswith(("vfio", "pci_stub")) and module not in excluded:
-                open_doors.setdefault(module, []).append(machine.inventory.function(address).short_address)
-    for module, addresses in sorted(open_doors.items()):
+                addresses_by_driver.setdefault(module, []).append(machine.inventory.function(address).short_address)
+    for module, addresses in sorted(addresses_by_driver.items()):
         remedy = f"gpuyard host apply lets VFIO come first; by hand: softdep {module} pre: vfio-pci"
         yield Severity.WARNING, f"{module} would take {', '.join(addresses)} at boot", remedy
     closed = sorted({module for modules in takers.values() for module in modules} & excluded.keys())

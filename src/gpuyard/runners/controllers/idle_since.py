@@ -15,7 +15,7 @@ SPARE = "spare"
 
 
 class SpareTimes:
-    """The spare times of one store. For the process that keeps the runners."""
+    """The spare times of one store. For the process that leads runners."""
 
     def __init__(self, store: RunnerStore) -> None:
         self._store = store

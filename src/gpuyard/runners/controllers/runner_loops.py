@@ -210,11 +210,11 @@ def open_runners(
     one."""
     runners = compiled.site.runners
     assert runners is not None
-    door, project_id = open_servers_project(api, runners.project, runners.cloud)
+    project_api, project_id = open_servers_project(api, runners.project, runners.cloud)
     store = RunnerStore(ledger.database)
     identity = store.identity(random_letters())
     servers = NovaServers(
-        door, compiled.site.site, runners.network, runners.security_groups, identity=identity,
+        project_api, compiled.site.site, runners.network, runners.security_groups, identity=identity,
         cells_answer=lambda: all_cells_answer(api),
     )  # fmt: skip
     try:

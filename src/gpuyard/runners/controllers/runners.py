@@ -181,7 +181,7 @@ class RunnerController:
         """Observe, plan and act once. Raises what went wrong, after the rest was done."""
         with self._lock:
             if not self.try_to_lead():
-                self.waits = "another process on this database keeps the runners"
+                self.waits = "another process on this database leads runners"
                 self.live.forget()
                 self._spare.forget()
                 self.plan = replace(self.plan, since={})

@@ -40,7 +40,7 @@ READ_COST, WRITE_COST = 1, 5
 RATE, BURST = 10.0, 300.0
 """GitHub's secondary limit is 900 points a minute, by these costs: so many a second in the long run, and at once."""
 PATIENCE = 5.0
-"""Seconds that a call waits for its turn; when it would be more, it says when to ask again."""
+"""Seconds that a call waits for GitHub's limit at most; when it would be more, it says when to ask again."""
 MOST_WAIT = timedelta(hours=1)
 """The longest wait that is believed: GitHub's limits are by the hour."""
 UNSPECIFIC_WAIT = timedelta(minutes=1)

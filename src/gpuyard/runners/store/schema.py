@@ -10,7 +10,7 @@ from gpuyard.database.columns import RISING, flag, maybe_time, new_tables, numbe
 from gpuyard.database.schema_modules import SchemaModule
 
 TABLES = new_tables()
-ROOM = SchemaModule("runners", Path(__file__).parent / "migrations", TABLES, "runners_version")
+SCHEMA_MODULE = SchemaModule("runners", Path(__file__).parent / "migrations", TABLES, "runners_version")
 
 JOBS = Table(
     "jobs",

@@ -32,7 +32,7 @@ from gpuyard.runners.records import (
 from gpuyard.runners.store.deliveries import Deliveries
 from gpuyard.runners.store.numbers import Numbers
 from gpuyard.runners.store.rows import JOB, RUNNER, runner_row, to_job, to_runner
-from gpuyard.runners.store.schema import EVENTS, JOBS, LOGS, ROOM, RUNNERS, SETS, VALUES
+from gpuyard.runners.store.schema import EVENTS, JOBS, LOGS, RUNNERS, SCHEMA_MODULE, SETS, VALUES
 from gpuyard.runners.store.visibility import Visibility
 from gpuyard.runners.store.writing import add_events, put_all
 
@@ -55,7 +55,7 @@ class RunnerStore(Deliveries, Numbers, Visibility):
 
     def __init__(self, database: Database) -> None:
         """Make the tables, or bring older ones up to date. Whoever opened the database closes it. Raises StoreError."""
-        migrate(database.url, ROOM)
+        migrate(database.url, SCHEMA_MODULE)
         self._database = database
         self.version: object = object()
         """A new object after everything that this store has, or may have, changed in jobs and runners."""

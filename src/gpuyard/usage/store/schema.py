@@ -25,7 +25,7 @@ REFERENCES = {
     "history_months.slice": "history_slices.id",
     "history_totals.slice": "history_slices.id",
 }
-ROOM = SchemaModule("history", Path(__file__).parent / "migrations", TABLES, "history_version", REFERENCES)
+SCHEMA_MODULE = SchemaModule("history", Path(__file__).parent / "migrations", TABLES, "history_version", REFERENCES)
 OPEN = seconds(FOREVER)
 """The end of an interval that goes on: so that one index answers what reached into a time."""
 

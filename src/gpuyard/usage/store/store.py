@@ -22,7 +22,7 @@ from gpuyard.database.migrate import migrate
 from gpuyard.database.times import moment, seconds
 from gpuyard.database.upsert import insert_missing, insert_new
 from gpuyard.usage.records import Extent, Interval, Tenure, TrackState
-from gpuyard.usage.store.schema import GPUS, INTERVALS, OPEN, ROOM, SEEN, TENURES
+from gpuyard.usage.store.schema import GPUS, INTERVALS, OPEN, SCHEMA_MODULE, SEEN, TENURES
 
 SITE = "site"
 """A database is of one site; its row of SEEN."""
@@ -64,7 +64,7 @@ class HistoryStore:
     def __init__(self, database: Database) -> None:
         """Make the tables, or bring older ones up to date. The caller that opened the database closes it. Raises
         StoreError."""
-        migrate(database.url, ROOM)
+        migrate(database.url, SCHEMA_MODULE)
         self._database = database
 
     @property

@@ -184,7 +184,8 @@ def _by_id(connection: Connection, sums: Mapping[Slice, int]) -> dict[int, int]:
 
 
 def _parts(first: date, end: date, dimensions: Collection[str], *, days: bool) -> Iterable[tuple[Table, int, int]]:
-    """Tables that are [first, end) together, with the first and the last number of each. `dimensions`: dimensions."""
+    """Tables that are [first, end) together, with the first and the last number of each. `dimensions`: those that are
+    asked for."""
     if first >= end:
         return
     last = end - timedelta(days=1)

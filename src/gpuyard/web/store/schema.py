@@ -10,7 +10,7 @@ from gpuyard.database.columns import maybe_time, new_tables, text, time
 from gpuyard.database.schema_modules import SchemaModule
 
 TABLES = new_tables()
-ROOM = SchemaModule("portal", Path(__file__).parent / "migrations", TABLES, "portal_version")
+SCHEMA_MODULE = SchemaModule("portal", Path(__file__).parent / "migrations", TABLES, "portal_version")
 
 SESSIONS = Table(
     "sessions",

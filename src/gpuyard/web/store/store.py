@@ -12,7 +12,7 @@ from gpuyard.database.migrate import migrate
 from gpuyard.database.times import maybe_moment, maybe_seconds, moment, seconds
 from gpuyard.database.upsert import put
 from gpuyard.web.store.records import Feed, Session
-from gpuyard.web.store.schema import FEEDS, PLACES, ROOM, SESSIONS
+from gpuyard.web.store.schema import FEEDS, PLACES, SCHEMA_MODULE, SESSIONS
 
 PLACES_KEPT = timedelta(days=90)
 """Time for which a place is kept after the last login from it."""
@@ -27,7 +27,7 @@ class PortalStore:
     def __init__(self, database: Database) -> None:
         """Make the tables, or bring older ones up to date. The caller that opened the database closes it. Raises
         StoreError."""
-        migrate(database.url, ROOM)
+        migrate(database.url, SCHEMA_MODULE)
         self._database = database
 
     def put_session(self, session: Session) -> None:
