@@ -412,7 +412,7 @@ def later_release(folder: Path, *more: str) -> Iterator[None]:
     shutil.copytree(room.steps, steps, ignore=shutil.ignore_patterns("__pycache__"))
     (steps / "later.py").write_text("".join((NEXT.replace("LAST", latest()), *more)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledger_store, "ROOM", replace(room, steps=steps))
+        patch.setattr(ledger_store, "SCHEMA_MODULE", replace(room, steps=steps))
         yield
 
 
