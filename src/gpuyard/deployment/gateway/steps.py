@@ -132,7 +132,7 @@ def _tunnel(gateway: SiteGateway) -> Iterator[str]:
         yield "cp -r gateway/etc/. /etc/  # or cloud/etc/."
         yield "systemctl daemon-reload && systemctl enable --now gpuyard-tunnel"
         yield f"wg show {INTERFACE}  # 'latest handshake' on both, or UDP does not get out"
-        yield "# The cloud's end is best the machine that has their addresses. Another one must forward"
+        yield "# The cloud's end is best the machine that has the services' addresses. Another one must forward"
         yield "# (net.ipv4.ip_forward=1), and those behind it must find their way back to the gateway through it."
     if gateway.ssh is not None:
         yield ""
