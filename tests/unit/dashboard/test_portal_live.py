@@ -410,7 +410,7 @@ def test_a_map_that_cannot_be_rendered_does_not_end_the_feed(
             assert (event["event"], event["id"][9:]) == ("map", "2")
 
     run(test)
-    assert caplog.text.count("turn 1 of the map could not be drawn") == 1
+    assert caplog.text.count("version 1 of the map could not be drawn") == 1
 
 
 def test_a_page_that_goes_while_its_map_is_drawn_takes_it_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,10 @@ def check_creations(world: RunnerWorld, runner_plan: RunnerPlan) -> None:
     assert not {*own} & {job_id for job_id in waiting if job_id and world.jobs[job_id].state is JobState.QUEUED}
 
 
+def _waits_for_jobs(step: object) -> bool:
+    return isinstance(step, CreateRunner) and not step.for_job and not step.scale_set
+
+
 @given(worlds(), st.integers(0, 2**32), st.integers(0, 80))
 @settings(max_examples=60)
 def test_every_plan(world: RunnerWorld, seed: int, steps: int) -> None:
@@ -184,9 +188,11 @@ def test_every_plan(world: RunnerWorld, seed: int, steps: int) -> None:
     world.plan()
     if not world.refused:
         again = plan(world.view(), world.now).steps
-        # Whether a new runner that waits for jobs may have to make way is known once it is there.
-        assert all(isinstance(step, ChangeLease) for step in again)
-        world.plan()
+        # Whether a new runner that waits for jobs may have to make way is known once it is there. And one that could
+        # take a job with its labels serves that job from then on, so that another one may wait in its place.
+        assert all(isinstance(step, ChangeLease) or _waits_for_jobs(step) for step in again)
+        for _ in range(3):
+            world.plan()
         assert world.refused or plan(world.view(), world.now).steps == ()
 
 

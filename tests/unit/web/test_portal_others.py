@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from gpuyard.web.settings import OthersShown
 from tests.support.health_portals import health_portal
 from tests.support.ledgers import ADA, BOB, HOUR, NOON, ROOT, ask
-from tests.support.portals import ROOMY, BookingPortal, booking_portal
+from tests.support.portals import ROOMY, BookingPortal, booking_portal, without_ids
 
 SECRETS = ("ada", "thesis, last run", "7f3c9a1e-0000", "training")
 """Ada's name, the comment of her booking, and her server on the map (tests/support/inventories.py)."""
@@ -44,7 +44,7 @@ def others_of(portal: BookingPortal) -> OthersShown:
 def said(client: TestClient, way: str) -> str:
     answer = client.get(way)
     assert answer.status_code == 200, way
-    return answer.text
+    return without_ids(answer.text)
 
 
 @pytest.mark.parametrize("way", WAYS)
