@@ -188,10 +188,11 @@ def test_a_portal_that_is_started_anew_still_knows_the_last_look(portal: HealthP
 
 
 def test_a_token_that_is_used_too_often_waits(portal: HealthPortal, token: str) -> None:
-    answers = [send(portal, token, look(number)) for number in range(1, AT_ONCE + 3)]
-    assert [answer.status_code for answer in answers[:AT_ONCE]] == [204] * AT_ONCE
-    assert answers[-1].status_code == 429
-    assert int(answers[-1].headers["Retry-After"]) >= 1
+    answers = (send(portal, token, look(number)) for number in range(1, 10 * AT_ONCE))
+    assert [next(answers).status_code for _ in range(AT_ONCE)] == [204] * AT_ONCE
+    refused = next(answer for answer in answers if answer.status_code != 204)  # more are let in as time goes by
+    assert refused.status_code == 429
+    assert int(refused.headers["Retry-After"]) >= 1
     assert send(portal, new(portal, "gpu-2"), look(host="gpu-2"), "/v1/hosts/gpu-2/looks").status_code == 204
 
 

@@ -86,9 +86,10 @@ def test_one_host_cannot_speak_for_another(portal: HealthPortal) -> None:
 def test_floods_are_stopped_and_long_bodies_not_read(portal: HealthPortal) -> None:
     mine = token(portal)
     assert send(portal, mine, b"x" * (MOST_BYTES * 100)).status_code == 413
-    statuses = [send(portal, mine, {"results": []}).status_code for _ in range(AT_ONCE + 3)]
+    # More are let in as time goes by, but not as fast as they come.
+    statuses = (send(portal, mine, {"results": []}).status_code for _ in range(10 * AT_ONCE))
+    assert next(statuses) == 200
     assert 429 in statuses
-    assert statuses[0] == 200
 
 
 GOOD = ScrubResult("order-1", LONE, ScrubOutcome.CLEAN, functions=(LONE,)).as_dict()
