@@ -76,8 +76,8 @@ def restore(
             print(line)
         if not yes:
             require_confirmed("Restore it?")
-        previous_path = carry_out(plan, now)
-    print(f"restored; what was there is kept in {previous_path}" if previous_path else "restored")
+        replaced_data_path = carry_out(plan, now)
+    print(f"restored; what was there is kept in {replaced_data_path}" if replaced_data_path else "restored")
 
 
 @app.command()

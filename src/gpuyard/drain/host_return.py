@@ -31,13 +31,13 @@ def give_back(
 ) -> None:
     """Open a host. `in_the_way`: what else keeps it closed; `ours`: consumers that keep GPUs there on purpose. Raises
     BlockedError with all that keeps it closed, and CloudError."""
-    door = ComputeService(api, host)
-    service, tag = door.look(), door.tag
-    if service.enabled and not service.forced_down:
+    compute_service = ComputeService(api, host)
+    service_state, tag = compute_service.look(), compute_service.tag
+    if service_state.enabled and not service_state.forced_down:
         report(f"{host}: it is open already")
         return
     if tag is None:
-        because = service.disabled_reason or "no reason is given"
+        because = service_state.disabled_reason or "no reason is given"
         raise BlockedError(
             f"nova-compute on {host} was not closed by gpuyard ({because}): whoever did it opens it, with openstack "
             f"compute service set --enable {host} nova-compute"
@@ -45,39 +45,41 @@ def give_back(
     if in_the_way:
         raise BlockedError(f"{host} stays closed: {'; '.join(in_the_way)}")
     facts = read_leftovers(api, host, ours)
-    if service.forced_down and not facts.has_restarted:
+    if service_state.forced_down and not facts.has_restarted:
         raise BlockedError(
             f"{host} stays closed: servers were evacuated from it, and before Nova believes again what it hears of it "
             "its nova-compute has to remove what is left of them: start it"
         )
-    if tag.forced and service.forced_down:
+    if tag.forced and service_state.forced_down:
         report(f"{host}: Nova believes again what it hears of it")
-        door.raise_up()
-    _wait_until_up(door, patience, poll)
+        compute_service.raise_up()
+    _wait_until_up(compute_service, patience, poll)
     left = keeps_closed(find_leftovers(read_leftovers(api, host, ours)))
     if left:
-        lines = "\n  ".join(f"{finding.object} {finding.reason}" for finding in left)
+        listing = "\n  ".join(f"{finding.object} {finding.reason}" for finding in left)
         raise BlockedError(
-            f"{host} stays closed, for something is left behind there:\n  {lines}\ngpuyard host leftovers {host} says "
-            "what to do"
+            f"{host} stays closed, for something is left behind there:\n  {listing}\n"
+            f"gpuyard host leftovers {host} says what to do"
         )
-    reopened = door.open(tag)
+    reopened_state = compute_service.open(tag)
     if tag.before is not None:
-        report(f"{host}: it is disabled as it was before: {reopened.disabled_reason}")
-    elif reopened.enabled:
+        report(f"{host}: it is disabled as it was before: {reopened_state.disabled_reason}")
+    elif reopened_state.enabled:
         report(f"{host}: open")
     else:
-        raise BlockedError(f"nova-compute on {host} was enabled, and is disabled again: {reopened.disabled_reason}")
+        raise BlockedError(
+            f"nova-compute on {host} was enabled, and is disabled again: {reopened_state.disabled_reason}"
+        )
 
 
-def _wait_until_up(door: ComputeService, patience: float, poll: float) -> None:
+def _wait_until_up(compute_service: ComputeService, patience: float, poll: float) -> None:
     end = monotonic() + patience
-    while not (service := door.look()).up:
-        if service.forced_down:
+    while not (service_state := compute_service.look()).up:
+        if service_state.forced_down:
             raise BlockedError(
-                f"{door.host} is forced down, and not by gpuyard: openstack compute service set --up {door.host} "
-                "nova-compute, when it may be believed again"
+                f"{compute_service.host} is forced down, and not by gpuyard: "
+                f"openstack compute service set --up {compute_service.host} nova-compute, when it may be believed again"
             )
         if monotonic() > end:
-            raise BlockedError(f"Nova does not hear of {door.host}: start its nova-compute, and see its log")
+            raise BlockedError(f"Nova does not hear of {compute_service.host}: start its nova-compute, and see its log")
         sleep(poll)

@@ -96,12 +96,12 @@ def _recount(api: CloudApi, step: Recount, patience: float) -> str:
     attached: each of its updates does (nova 34.0.0, compute/pci_placement_translator.py, `update_allocations`), so
     whoever is killed in between leaves nothing wrong behind but a closed host. Meanwhile Placement would give the
     devices to others, who would fail: new servers are kept away."""
-    service = ComputeService(api, step.host)
-    open_before = service.look().enabled
+    compute_service = ComputeService(api, step.host)
+    open_before = compute_service.look().enabled
     with Reader(api) as cloud:
         mine = {provider.id for provider in _tree(cloud, step.host) if provider.name in step.providers}
     try:
-        service.close_for_maintenance()
+        compute_service.close_for_maintenance()
         before = _write_without(api, step.consumer, mine)
         end = monotonic() + patience
         while len(_held(api, step.consumer) & mine) < step.has:
@@ -110,7 +110,7 @@ def _recount(api: CloudApi, step: Recount, patience: float) -> str:
             sleep(POLL)
     finally:
         if open_before:
-            service.open_after_maintenance()
+            compute_service.open_after_maintenance()
     return f"has {counted(step.has, 'device')} of {step.host}, as nova-compute there counts"
 
 

@@ -127,17 +127,17 @@ def _compared(url: str, unpacked: Database, folder: Path, now: datetime) -> tupl
 def restore(plan: Restoration, now: datetime) -> Path | None:
     """Apply it; return the file beside the backup that keeps the replaced data. Raises BlockedError and StoreError."""
     aside = plan.backup.with_name(f"{plan.backup.name}.replaced-{now:{STAMP}}")
-    saved = None if plan.empty else aside
+    replaced_data_path = None if plan.empty else aside
     if plan.empty:
         pass
     elif plan.lost is not None:
         with closing(open_tool(plan.url)) as database:
             back_up(database, SCHEMA_MODULES, aside, BackupNote(now, installed_version()))
     else:
-        saved = aside if set_aside(parse_url(plan.url), aside) else None
+        replaced_data_path = aside if set_aside(parse_url(plan.url), aside) else None
     with closing(Database(plan.url, statement=0)) as database:
         replace_all(database, SCHEMA_MODULES, plan.unpacked)
-    return saved
+    return replaced_data_path
 
 
 @contextmanager

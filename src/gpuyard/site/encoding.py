@@ -200,19 +200,19 @@ def _claimed_twice(site: Site, inventories: Mapping[str, Inventory]) -> list[Pro
     return problems
 
 
-def _overlap(site: Site, inventories: Mapping[str, Inventory], other: str, two: str) -> list[Problem]:
+def _overlap(site: Site, inventories: Mapping[str, Inventory], earlier: str, later: str) -> list[Problem]:
     """Two pools that want the same GPUs, named by the first host where they do."""
-    first, second = site.pools[other], site.pools[two]
+    first, second = site.pools[earlier], site.pools[later]
     models = sorted(set(first.models) & set(second.models))
     hosts = sorted(set(first.hosts or site.hosts) & set(second.hosts or site.hosts))
     for host in hosts:
         for function in inventories[host].gpus if host in inventories else ():
             if function.ids in models:
                 message = (
-                    f"claims {function.address} on {host} ({function.ids}), which pool {other!r} claims too; "
+                    f"claims {function.address} on {host} ({function.ids}), which pool {earlier!r} claims too; "
                     f"leave the model out of one of them, or give both different 'hosts'"
                 )
-                return [Problem(("pools", two), message)]
+                return [Problem(("pools", later), message)]
     return []
 
 

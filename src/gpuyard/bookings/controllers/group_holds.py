@@ -85,8 +85,8 @@ class GroupHolds:
     def _place(self, lease: Booking) -> None:
         pool, names = lease.ask.pool, self._providers(lease)
         words = self.ledger.upkeep.records.values(pool)
-        ids, state = self._seen(names)
-        free = {name: provider for name, provider in state.items() if not provider.reserved}
+        ids, providers = self._seen(names)
+        free = {name: provider for name, provider in providers.items() if not provider.reserved}
         if not free:
             return
         after = {**read_memory(words).holds, **{name: provider.generation + 1 for name, provider in free.items()}}
@@ -102,9 +102,10 @@ class GroupHolds:
         current = {booking.id for booking in self.ledger.leases.current()}
         self._remember(pool, "lifted", words, lifted_text(read_memory(words).lifted & current | {lease.id}))
         remembered = read_memory(records.values(pool)).holds
-        ids, state = self._seen(name for name in names if name in remembered)
-        for name in (name for name in reversed(names) if name in state):  # or the leader would be had without its peers
-            step = ReleaseHold(pool, name, state[name].generation, f"server {lease.server} is about to start there")
+        ids, providers = self._seen(name for name in names if name in remembered)
+        # The leader last, or it would be had without its peers.
+        for name in (name for name in reversed(names) if name in providers):
+            step = ReleaseHold(pool, name, providers[name].generation, f"server {lease.server} is about to start there")
             self.enforcer.carry_out(step, ids[name])
 
     def _providers(self, lease: Booking) -> list[str]:

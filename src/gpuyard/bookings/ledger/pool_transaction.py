@@ -362,8 +362,12 @@ class PoolTransaction:
         self.change.audit(AuditEntry(self.now, actor, action, booking.id, rule, text))
 
 
-def _placed(placed: Placed | Reason) -> Answer:
-    return Answer(reasons=(placed,)) if isinstance(placed, Reason) else Answer(lanes=placed[0], moves=placed[1])
+def _placed(placement: Placed | Reason) -> Answer:
+    return (
+        Answer(reasons=(placement,))
+        if isinstance(placement, Reason)
+        else Answer(lanes=placement[0], moves=placement[1])
+    )
 
 
 def taken_by(booking: Booking) -> list[Taken]:

@@ -82,14 +82,14 @@ def install(
     @app.get(
         "/v1/calendar", tags=["calendar"], response_model=Calendar, responses={200: {"headers": ETAG}, **responses()}
     )
-    def calendar(request: Request, who: Who, filters: Annotated[Window, Query()]) -> Response:
+    def calendar(request: Request, who: Who, window: Annotated[Window, Query()]) -> Response:
         """GPUs as rows, all bookings that overlap a time and what runners have now, and how many GPUs are free when."""
-        pools = [filters.pool] if filters.pool else list(ledger.book.pools)
-        if filters.pool and filters.pool not in ledger.book.pools:
-            raise _no_such_pool(ledger, filters.pool)
-        start, end = _window(filters, sources.now())
-        step = _step(filters, start, end)
-        document = calendar_document(sources, ledger, rows.of(who, filters.pool), pools, start, end, step)
+        pools = [window.pool] if window.pool else list(ledger.book.pools)
+        if window.pool and window.pool not in ledger.book.pools:
+            raise _no_such_pool(ledger, window.pool)
+        start, end = _window(window, sources.now())
+        step = _step(window, start, end)
+        document = calendar_document(sources, ledger, rows.of(who, window.pool), pools, start, end, step)
         text = document.model_dump_json()
         tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
         if not_modified(request, tag):

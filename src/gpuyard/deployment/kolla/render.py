@@ -176,7 +176,7 @@ def _conflicts(
 ) -> Iterator[str]:
     """Keys that gpuyard and the operator would both set for one service."""
     hosts = hosts | set(folder.hosts)
-    reported: set[tuple[str, int]] = set()
+    complained: set[tuple[str, int]] = set()
     for path, want in desired.items():
         ours = want.values()
         others: dict[str, bool | None] = {path: None, **neighbours(path, hosts)}
@@ -185,11 +185,11 @@ def _conflicts(
             for setting in own:
                 key = _normal(setting.section, setting.key)
                 hit, old = (key, False) if key in ours else (_new_name(key), True)
-                if hit not in ours or (other, setting.line) in reported:
+                if hit not in ours or (other, setting.line) in complained:
                     continue
                 if others[other] is not None and not old and _values(own, key) == ours[hit]:
                     continue  # the same values: whichever is read
-                reported.add((other, setting.line))
+                complained.add((other, setting.line))
                 place = f"{folder.custom / other} line {halves[other].line(setting.line)}"
                 why = _why(hit, folder.custom / path, others[other], old)
                 host = path.split("/")[1] if path.count("/") == other.count("/") == 2 else "HOST"
@@ -241,8 +241,8 @@ def _taken_back(
     """Hosts on which nova-compute would no longer report PCI devices: it does not start then. Refusals, and notes."""
     refusals, notes = [], []
     for path, half in halves.items():
-        reported = any(setting.key == "report_in_placement" for setting in ini.settings(half.block))
-        if not reported or ("pci", "report_in_placement") in desired.get(path, _DesiredOptions()).values():
+        reports = any(setting.key == "report_in_placement" for setting in ini.settings(half.block))
+        if not reports or ("pci", "report_in_placement") in desired.get(path, _DesiredOptions()).values():
             continue
         host = path.split("/")[1] if path.count("/") == 2 else ""
         text = (

@@ -18,11 +18,11 @@ from gpuyard.web.navigation import navigation_of
 from gpuyard.web.people import require_page_visitor
 
 
-def install(app: FastAPI, sources: InventoryContext, bootable: CapacityService, authenticator: Authenticator) -> None:
+def install(app: FastAPI, sources: InventoryContext, capacity: CapacityService, authenticator: Authenticator) -> None:
     @app.get("/start", include_in_schema=False)
     def what_starts(request: Request) -> HTMLResponse:
         who = require_page_visitor(request)
-        document = flavor_list(sources, bootable, who, "", "", authenticator)
+        document = flavor_list(sources, capacity, who, "", "", authenticator)
         html = render("start.html", site=sources.site_name, nav=navigation_of(who, request), **parts(document))
         # The token of the session is in it.
         return HTMLResponse(html, headers={"Cache-Control": "no-store"})

@@ -96,7 +96,7 @@ class FlavorList(BaseModel):
 
 
 def install(
-    app: FastAPI, sources: InventoryContext, bootable: CapacityService, authenticator: Authenticator | None
+    app: FastAPI, sources: InventoryContext, capacity: CapacityService, authenticator: Authenticator | None
 ) -> None:
     @app.get("/v1/flavors", tags=["gpus"], responses=documented(401, 403, 422, 503))
     def list_flavors(
@@ -109,12 +109,12 @@ def install(
         if pool and pool not in pools:
             text = f"pool: no GPU has pool {pool!r}; there is {', '.join(pools)}"
             raise Refusal(422, "invalid_parameters", "The parameters of the request are wrong.", [text])
-        return flavor_list(sources, bootable, find_visitor(request), project, pool, authenticator)
+        return flavor_list(sources, capacity, find_visitor(request), project, pool, authenticator)
 
 
 def flavor_list(
     sources: InventoryContext,
-    bootable: CapacityService,
+    capacity: CapacityService,
     who: Visitor | None,
     project: str,
     pool: str,
@@ -134,7 +134,7 @@ def flavor_list(
     others, mine = sources.settings.others, projects_of(who)
     hidden = hides(others, who)
     try:
-        bootable_now = bootable.told(hidden_view(view, others, mine) if hidden else view, asker, mine if hidden else ())
+        bootable_now = capacity.told(hidden_view(view, others, mine) if hidden else view, asker, mine if hidden else ())
     except CloudError as error:
         raise unavailable(error) from None
     rows = [row_of(entry, ahead) for entry, ahead in bootable_now.flavors if pool in ("", entry.pool)]

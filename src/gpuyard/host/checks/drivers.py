@@ -43,9 +43,9 @@ def in_use(machine: Machine) -> Answer:
     """Processes that hold a member. An unbind waits for them, so they must end before a GPU changes hands."""
     if not any(member.driver for member in machine.members):
         return
-    processes, is_held = machine.processes, False
+    processes, any_holder = machine.processes, False
     for holder, functions in _by_holder(machine):
-        is_held = True
+        any_holder = True
         if holder.is_vm:
             yield Severity.OK, f"a VM ({holder}) has {named(functions)}", ""
         else:
@@ -69,7 +69,7 @@ def in_use(machine: Machine) -> Answer:
             f"not all processes could be looked at, and one may hold a GPU{among}",
             "look again as root",
         )
-    elif not is_held:
+    elif not any_holder:
         yield Severity.OK, "no process holds a GPU or a companion", ""
 
 

@@ -43,11 +43,11 @@ class JobRepository:
         self._lock = threading.Lock()
         self._over: dict[str, Job] | None = None
 
-    def update(self, updates: Iterable[JobUpdate], known: Mapping[str, Job] | None = None) -> list[Job]:
-        """Merge what GitHub reports. Returns the jobs that it was news for. `known`: the job to begin with, by id,
-        where it is not stored yet."""
+    def update(self, updates: Iterable[JobUpdate], initial_jobs: Mapping[str, Job] | None = None) -> list[Job]:
+        """Merge what GitHub reports. Returns the jobs that it was news for. `initial_jobs`: the job to begin with, by
+        id, where it is not stored yet."""
         with self._lock:
-            jobs = self._merged(updates, known or {})
+            jobs = self._merged(updates, initial_jobs or {})
             if jobs:
                 self._store.put(jobs=jobs, events=[self._told(job) for job in jobs])
                 self._note(jobs)

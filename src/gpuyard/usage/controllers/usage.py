@@ -57,9 +57,9 @@ def usage(
 ) -> UsageReport:
     """Return a report. `shown`: what the reader sees of whose use it was; filters apply to that. `most`: sums that are
     read for it; raises TooManySumsError when there are more."""
-    columns = (*query.by, *query.where)
+    used_keys = (*query.by, *query.where)
     always = USES | PRICED if prices.price else USES
-    dimensions = always.union(*(DIMENSIONS_OF[name] for name in columns), *_whose(columns))
+    dimensions = always.union(*(DIMENSIONS_OF[name] for name in used_keys), *_whose(used_keys))
     period = "day" if "day" in query.by else "month" if "month" in query.by else ""
     # Of what nobody is shown differently the database finds it faster.
     exact = {name: query.where[name] for name in ("pool", "host") if query.where.get(name)}
@@ -71,9 +71,9 @@ def usage(
     return UsageReport(lines, total(lines), use_sums.until)
 
 
-def _whose(columns: Sequence[str]) -> Sequence[tuple[str, ...]]:
+def _whose(used_keys: Sequence[str]) -> Sequence[tuple[str, ...]]:
     """Whose project it was says what of it a reader is shown."""
-    return (DIMENSIONS_OF["project"],) if {"user", "repository"} & {*columns} else ()
+    return (DIMENSIONS_OF["project"],) if {"user", "repository"} & {*used_keys} else ()
 
 
 def _is(slice: Slice, name: str, value: str) -> bool:
