@@ -30,7 +30,7 @@ WEEKDAYS = {
     for number, day in enumerate(("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"))
     for name in (day, day[:3])
 }
-SPOKEN = re.compile(rf"^(today|tomorrow|{'|'.join(WEEKDAYS)})?(?:(?:^| +)(\d{{1,2}}:\d{{2}}))?$")
+SPOKEN = re.compile(rf"^(today|tomorrow|{'|'.join(WEEKDAYS)})?(?:(?:^| +)([0-9]{{1,2}}:[0-9]{{2}}))?$")
 UNITS = {
     **dict.fromkeys(("m", "min", "minute", "minutes"), timedelta(minutes=1)),
     **dict.fromkeys(("h", "hour", "hours"), timedelta(hours=1)),

@@ -124,7 +124,8 @@ def test_times(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "yesterday", "24:00", "14", "9:60", "tomorrow9:00", "9:00 tomorrow", "friday UTC", "fri +1h", "2026-13-01",
+    ["", "yesterday", "24:00", "14", "9:60", "\u0661\u0667:00", "tomorrow9:00",
+     "9:00 tomorrow", "friday UTC", "fri +1h", "2026-13-01",
      "2026-12-01 25:00", "+4", "+4mo", "4h", "-4h", "20261201T140000Z", "2026-W49-1", "2026-12-01T14:00+99:00",
      "+999999w", "0001-01-01T00:00+14:00", "9999-12-31T23:00-14:00"],
 )  # fmt: skip

@@ -129,6 +129,7 @@ def test_a_job_is_found_by_what_github_shows_of_it(url: str, portal: RunnerPorta
         f"{page}/job/101",
         f"{page}/attempts/2/job/101",
         f"{page}/jobs/101",
+        f"{page}/job/101".replace("github", "GitHub"),
         f"{page}/job/101?pr=12#step:3:4",
         "https://github.com/acme/solver/runs/101?check_suite_focus=true",
     ):

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 ADDRESS = re.compile(
     r"https?://(?P<host>[^/\s]{1,253})/(?P<repository>[^/\s]{1,100}/[^/\s]{1,100})/"
     r"(?:runs/(?P<check>\d{1,20})|actions/runs/(?P<run>\d{1,20})(?:/attempts/\d{1,6})?(?:/jobs?/(?P<job>\d{1,20}))?)"
-    r"/?(?:[?#]\S{0,500})?"
+    r"/?(?:[?#]\S{0,500})?",
+    re.ASCII,
 )
-NUMBER = re.compile(r"\d{1,20}")
+NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 def names_a_job(text: str) -> bool:
@@ -34,7 +35,7 @@ def find_job(client: Client, text: str) -> Row:
     address = ADDRESS.fullmatch(text)
     if address is None and NUMBER.fullmatch(text) is None:
         return client.job(text)
-    host = address["host"] if address else "github.com"
+    host = address["host"].lower() if address else "github.com"
     number = address["job"] or address["check"] if address else text
     if number:
         try:
