@@ -14,7 +14,7 @@ from gpuyard.openstack.calls import CloudCalls
 
 def cloud_at(url: str, counted: CloudCalls | None = None) -> CloudApi:
     session = Session(Token(url, "token"))
-    config = SimpleNamespace(name="test", region_name="")
+    config = SimpleNamespace(name="test", region_name="", auth={"auth_url": url})
     services = {
         service: Adapter(session, service, endpoint_override=url)
         for service in ("compute", "placement", "identity", "image", "network")

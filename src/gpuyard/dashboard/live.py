@@ -163,8 +163,8 @@ class LiveFeed:
         return int(match[2]) if match and match[1] == self._name else NOTHING
 
     async def _since(self, version: int, hidden: bool) -> tuple[bytes, int]:
-        """What to tell a page that shows the map of a version, and the version that it shows then. Drawn once for all
-        pages that show the same."""
+        """Return the event for a page that shows a version of the map, and the version that it shows then. Drawn once
+        for all pages that show the same."""
         async with self._drawing:
             shown = self._maps[hidden]
             if shown.view is None or version >= shown.version:

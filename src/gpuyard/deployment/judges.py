@@ -65,15 +65,15 @@ def judge_look(
 
 
 def _cut_off(site: Site, state: DeploymentState, hosts: Collection[str]) -> TaskVerdict | None:
-    """What is in the way of Kolla's work on the interfaces of these hosts: asked in each step that brings it nearer,
-    since a run may begin with any. All of them have been looked at."""
+    """Block a step when Kolla could not work on the interfaces of these hosts. Each step on the way there asks, since a
+    run may begin with any of them. All hosts have been observed."""
     assert site.deploy is not None
     problems = [interface_problem(site.deploy, name, state.hosts[name], state.kolla) for name in hosts]
     return _blocked(*filter(None, problems)) if any(problems) else None
 
 
 def _unseen(state: DeploymentState, name: str) -> HostState | None:
-    """What is known of a host; None when it is not there to be asked."""
+    """Return the observed state of a host; None when the host did not answer."""
     host = state.hosts.get(name)
     return None if host is None or host.problem else host
 
@@ -112,7 +112,7 @@ def judge_reboot(
 
 
 def _shows_servers(host: HostState) -> list[str]:
-    """What says that a host has servers, or may have: three of its processes, or Kolla's containers."""
+    """Return signs that a host has servers, or may have: up to three processes, and Kolla's containers."""
     return [*host.hypervisor[:3], *sorted(HYPERVISOR & (host.containers | host.stopped))]
 
 
@@ -299,8 +299,8 @@ def judge_deploy(
 
 
 def _changed_since(kolla: KollaState | None, journal: DeployJournal, hosts: Collection[str]) -> TaskVerdict | None:
-    """What a host was deployed from is not what is there now, or gpuyard has written it since. Changes that others have
-    made are seen by the digest alone, which only the journal keeps."""
+    """Judge a deployment due when what the hosts were deployed from has changed since, by gpuyard or by others. Changes
+    of others show only in the digest, which the journal keeps."""
     if kolla is None:
         return None
     if kolla.machines:

@@ -21,7 +21,7 @@ class TaskStanding(StrEnum):
 
 
 class Part(StrEnum):
-    """What there is to look at."""
+    """The parts of a deployment's state; each is observed by itself."""
 
     HOSTS = "hosts"
     KOLLA = "kolla"
@@ -71,7 +71,7 @@ class DeployStage:
     """The kind of objects: hosts, hypervisors, images; portal and acceptance where the site has them; empty for one
     task for all."""
     whole_cloud: bool = False
-    """Whether it is left out where a run is limited to some hosts."""
+    """True: a run that is limited to some hosts leaves it out."""
     again: frozenset[Part] = frozenset()
     """Parts that it may have changed, and that are observed again."""
 

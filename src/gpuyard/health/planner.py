@@ -25,6 +25,7 @@ from gpuyard.health.records import KEPT_BACK, GpuHealth, HealthEvent, HealthStat
 from gpuyard.health.verdicts import SignalVerdict, SignalVerdicts
 from gpuyard.model.backoff import backoff
 from gpuyard.model.signals import SIGNALS, Judgement, Source
+from gpuyard.model.text import ordinal
 from gpuyard.site.health_rules import SiteHealth
 
 LONGEST_WAIT = timedelta(days=1)
@@ -358,7 +359,7 @@ class _Work:
         if times >= self._rules.relapses:
             self._bad(
                 observation,
-                f"suspect for the {_nth(times)} time within a week: {self._verdict(observation.code).cause}",
+                f"suspect for the {ordinal(times)} time within a week: {self._verdict(observation.code).cause}",
             )
         elif self._may_keep_back(observation):
             self._become(HealthState.SUSPECT, self._verdict(observation.code).cause, observation)
@@ -547,20 +548,15 @@ def after_trial(
     if to is HealthState.SUSPECT and state is HealthState.FINE:
         suspicions = (*suspicions, now)
         if len(suspicions) >= rules.relapses:
-            to, cause = HealthState.QUARANTINED, f"suspect for the {_nth(len(suspicions))} time within a week: {cause}"
-    elif (
-        to is HealthState.SUSPECT
-        and old is not None
-        and state is HealthState.SUSPECT
-        and now - old.since >= LONGEST_WAIT
-    ):
+            to = HealthState.QUARANTINED
+            cause = f"suspect for the {ordinal(len(suspicions))} time within a week: {cause}"
+    elif to is state is HealthState.SUSPECT and old is not None and now - old.since >= LONGEST_WAIT:
         to, cause = HealthState.QUARANTINED, f"it was seen for a day, and did not pass: {cause}"
     lasts = wait(rules, max(0, len(suspicions) - 1)) if to is HealthState.SUSPECT else LONGEST_WAIT
     if old is None or _TRIAL_ORDER[to] > _TRIAL_ORDER[state]:
         return Trial(to, code, cause, now, now + lasts, suspicions)
-    if (
-        state is not HealthState.SUSPECT and old.until - now > LONGEST_WAIT - QUIET
-    ):  # it need not be written at each look
+    # It need not be written at each look.
+    if state is not HealthState.SUSPECT and old.until - now > LONGEST_WAIT - QUIET:
         return old
     return replace(old, until=max(old.until, now + (lasts if state is HealthState.SUSPECT else LONGEST_WAIT)))
 
@@ -599,7 +595,3 @@ def _worst_first(
 def _left(gpu: GpuHealth, now: datetime) -> HealthChange:
     event = HealthEvent(gpu.host, gpu.address, gpu.card, now, gpu.state, gpu.state, "it has left the site file")
     return HealthChange(gpu, (event,), gone=True)
-
-
-def _nth(number: int) -> str:
-    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")

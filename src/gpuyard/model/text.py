@@ -65,3 +65,8 @@ def without_blocks(text: str, ends: Mapping[str, str]) -> str:
 def counted(number: int, noun: str) -> str:
     """Return ``1 host``, ``2 hosts``, for a noun that takes an s."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def ordinal(number: int) -> str:
+    """Return ``first``, ``second``, ``third``, ``4th`` and so on; for the small numbers of a count of tries."""
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")

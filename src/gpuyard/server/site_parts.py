@@ -48,7 +48,7 @@ at once."""
 
 @dataclass(frozen=True)
 class PartOptions:
-    """What the operator says of the parts besides the site file."""
+    """The operator's options for the parts, besides the site file."""
 
     database: str
     """URL of the database; empty is the site's own in the state folder."""

@@ -37,6 +37,7 @@ from tests.support.runner_portals import (
     runner_portal,
 )
 from tests.support.served import serving, write_clouds
+from tests.unit.runners.test_runner_webhook import EXAMPLES
 
 pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK60Warning")
 FORMATS = ("table", "value", "csv", "yaml", "json")
@@ -122,23 +123,24 @@ def test_a_job_that_is_held_at_github_is_not_in_the_queue_but_in_the_list(url: s
 
 
 def test_a_job_is_found_by_what_github_shows_of_it(url: str, portal: RunnerPortal) -> None:
-    """The addresses are those of GitHub's pages, and `html_url` in the workflow_job payloads of octokit/webhooks."""
+    """The addresses are those of GitHub's pages; job/N ends in the job's id, jobs/N does not (cli/cli#6663)."""
     page = "https://github.com/acme/solver/actions/runs/7"
     for words in (
         "101",
         f"{page}/job/101",
         f"{page}/attempts/2/job/101",
-        f"{page}/jobs/101",
         f"{page}/job/101".replace("github", "GitHub"),
         f"{page}/job/101?pr=12#step:3:4",
         "https://github.com/acme/solver/runs/101?check_suite_focus=true",
     ):
         assert data("ada", "show", words)["id"] == WAITING.id, words
     assert openstack_commands.one("ada", "gpu runner job show", f"{page}/job/101")["id"] == WAITING.id
+    for wrong in (page.replace("solver", "other"), page.replace("/7", "/70")):  # ids are of all of GitHub
+        assert isinstance(invoke("ada", "show", f"{wrong}/job/101").exception, BlockedError), wrong
     own = "https://github.com/acme/solver/actions/runs/8"
     in_set = replace(RUNNING, id="github.com/set/7/105", run_id=8, html_url=own)  # GitHub counts these apart
     portal.runners.put([in_set])
-    for words in (own, f"{own}/", "8", f"{own}/job/999"):
+    for words in (own, f"{own}/", "8", "105", f"{own}/job/999"):
         assert data("ada", "show", words)["id"] == in_set.id, words
     several = str(invoke("ada", "show", page).exception)
     assert "run 7 has " in several
@@ -148,6 +150,24 @@ def test_a_job_is_found_by_what_github_shows_of_it(url: str, portal: RunnerPorta
         missing = invoke("ada", "show", words).exception
         assert isinstance(missing, BlockedError)
         assert "gpuyard has no job that is" in str(missing)
+
+
+def test_the_address_that_github_gave_of_a_job_finds_it(url: str, portal: RunnerPortal) -> None:
+    """Of the payloads of octokit/webhooks (tests/support/octokit): 12877621891 is at .../jobs/8433573014."""
+    payload = next(row for row in EXAMPLES["workflow_job"] if row["workflow_job"]["id"] == 12877621891)["workflow_job"]
+    page, number = payload["html_url"], payload["html_url"].rpartition("/")[2]
+    assert number != str(payload["id"])
+    recorded = replace(WAITING, id=f"github.com/{payload['id']}", run_id=payload["run_id"], html_url=page)
+    beside = replace(recorded, id="github.com/12877621892", html_url=f"{page}0")
+    stranger = replace(
+        WAITING, id=f"github.com/{number}", html_url="https://github.com/acme/solver/actions/runs/1/job/2"
+    )
+    where = "/".join(page.split("/")[3:5])
+    portal.runners.put_visibility("acme", where, False, NOON)
+    portal.runners.put([replace(job, repository=where) for job in (recorded, beside)] + [stranger])
+    assert data("ada", "show", page)["id"] == recorded.id
+    assert data("ada", "show", str(payload["id"]))["id"] == recorded.id
+    assert "has 2 jobs here" in str(invoke("ada", "show", page.partition("/jobs/")[0]).exception)
 
 
 @given(st.text() | st.from_regex(r"\Ahttps?://[a-z./0-9]{0,60}/actions/runs/[0-9]{0,30}[/a-z0-9?#]{0,40}\Z"))

@@ -207,8 +207,8 @@ class BookingController:
             return max(0.0, (min(run.again) - self._now()).total_seconds()) if run.again else None
 
     def _words_of_another(self) -> LedgerWords:
-        """What the process that leads bookings says of GPUs, by what it has written down: a look that changes
-        nothing, so that whoever shows this process's map sees what is on the other one's."""
+        """Return the words about GPUs that the leader of bookings would show, from what it has written down. Changes
+        nothing; with it the map of this process shows the same as the leader's."""
         now, back = self._now(), self._kept_back()
         snapshot, projects = self._taker.take(now), self._enforcer.projects()
         views = [self._view(pool, snapshot, projects, back) for pool in self._ledger.book.pools]

@@ -113,9 +113,8 @@ def _install_reading(
         for query in _queries(filters, who, authenticator):
             bookings += ledger.find(query, filters.limit, filters.marker)
         bookings = sorted(bookings, key=lambda booking: (booking.ask.start, booking.id))[: filters.limit]
-        if (
-            filters.user or filters.project
-        ):  # or a search, and the link to its next page, would tell whose the others are
+        # Or a search, and the link to its next page, would tell whose the others are.
+        if filters.user or filters.project:
             bookings = [booking for booking in bookings if rows.shows(who, booking)]
         links = []
         if len(bookings) == filters.limit:

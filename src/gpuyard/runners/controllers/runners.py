@@ -77,12 +77,8 @@ GIVEN_UP = timedelta(hours=24)
 """GitHub gives up a job that has waited for so long."""
 ASKED = timedelta(seconds=15)
 """GitHub is asked about one runner no more often."""
-
-
 REST = timedelta(seconds=2)
 """Pause between two attempts to remove a runner that is to go."""
-
-
 PRIVATE = "a private repository"
 
 

@@ -46,7 +46,7 @@ class SetPlan:
     capacity: Callable[[], int]
     """Jobs that the set can have now."""
     may: Callable[[], bool]
-    """Whether this process leads runners."""
+    """Returns whether this process is the leader of runners."""
     known: Callable[[int], None]
     """Called with GitHub's number of the set."""
 
