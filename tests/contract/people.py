@@ -38,7 +38,15 @@ class Bench:
 
 
 def the_password_opens_the_door(bench: Bench) -> None:
-    assert bench.people.log_in(bench.user, bench.password, bench.domain) == bench.user_id
+    assert bench.people.log_in(bench.user, bench.password, bench.domain).user_id == bench.user_id
+
+
+def it_comes_with_a_token_of_no_project(bench: Bench) -> None:
+    login = bench.people.log_in(bench.user, bench.password, bench.domain)
+    facts = bench.people.token(login.token)
+    assert facts is not None
+    assert (facts.user_id, facts.membership, facts.expires) == (bench.user_id, None, login.expires)
+    assert login.token not in repr(login)
 
 
 def nothing_else_does(bench: Bench) -> None:
@@ -51,7 +59,7 @@ def nothing_else_does(bench: Bench) -> None:
     ):
         with pytest.raises(LoginRefusedError):
             bench.people.log_in(user, password, domain)
-    assert bench.people.log_in(bench.user, bench.password, bench.domain) == bench.user_id
+    assert bench.people.log_in(bench.user, bench.password, bench.domain).user_id == bench.user_id
 
 
 def an_account_has_its_projects_and_roles(bench: Bench) -> None:
@@ -138,6 +146,7 @@ def users_are_found_by_name_and_id(bench: Bench) -> None:
 
 RULES = (
     the_password_opens_the_door,
+    it_comes_with_a_token_of_no_project,
     nothing_else_does,
     an_account_has_its_projects_and_roles,
     nobody_has_no_account,

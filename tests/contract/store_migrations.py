@@ -71,6 +71,12 @@ SAMPLES: dict[tuple[str, str], str] = {
         insert into feeds values ('f', 'user', 'u', 'u', START, END, null);
         insert into known_places values ('k', 'u', START)
     """,
+    ("portal", "0004"): """
+        insert into sessions values ('a', 'u', 'ada', 'p', 'c', START, END, END, 'sealed');
+        insert into feeds values ('f', 'user', 'u', 'u', START, END, null);
+        insert into known_places values ('k', 'u', START);
+        insert into used_logins values ('d', END)
+    """,
     ("runners", "0002"): """
         insert into jobs values ('github.com/1', 'a/b', '["gpu"]', 'running', START, 'a', '', 7, 1, 'ci', 'test',
             'push', 'ada', '', '', 'main', 'abc', '', WANTED, 'r1', '', '', 0, null, END, null, END);

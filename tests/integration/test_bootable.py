@@ -25,7 +25,7 @@ from tests.support.filling import NO_HOST, QUOTA, Walk, limits_now
 from tests.support.sites import plain_site
 
 pytestmark = pytest.mark.lab
-STATES = int(os.environ.get("GPUYARD_TEST_STATES", "30"))
+STATES = int(os.environ.get("GPUYARD_TEST_STATES", "18"))
 """How many the narrow cloud goes through; a hundred show every kind of each refusal."""
 
 

@@ -299,7 +299,7 @@ def test_a_host_is_closed_for_its_maintenance_and_opened_again(granted: Granted,
 
 def test_people_are_known_and_let_in(granted: Granted, kept: BookedLab) -> None:
     people, ada = KeystonePeople(granted.api), kept.people["ada"]
-    assert people.log_in("ada", PASSWORD, "Default") == ada.user_id
+    assert people.log_in("ada", PASSWORD, "Default").user_id == ada.user_id
     account = people.account(ada.user_id)
     assert account is not None
     assert [(membership.project, membership.roles) for membership in account.memberships] == [

@@ -61,7 +61,7 @@ steps = st.lists(
 
 @pytest.mark.slow
 @settings(
-    max_examples=8,
+    max_examples=5,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # no shrinking: each step takes seconds
 )
@@ -103,7 +103,7 @@ def test_rounds_of_ten_at_once(exercise: Exercise) -> None:
     """As many requests at the same moment as there are free GPUs of their pools: each gets one. GPUYARD_TEST_ROUNDS=50
     is more of it."""
     together = ["gpu_tiny"] * 4 + ["t4.15cores90GB"] * 4 + ["k4200.4cores"] * 2
-    for _ in range(int(os.environ.get("GPUYARD_TEST_ROUNDS", "3"))):
+    for _ in range(int(os.environ.get("GPUYARD_TEST_ROUNDS", "2"))):
         boots = exercise.boot_together(together)
         assert Counter(boot.status for boot in boots) == {"ACTIVE": 10}, [boot for boot in boots if boot.fault]
         assert split_groups(exercise.statuses()) == []

@@ -154,7 +154,7 @@ def test_a_user_of_a_disabled_domain_is_out(bench: Bench, visitors: Visitors) ->
     domain = visitors.make("domain", f"dept-{bench.user}")
     user = visitors.make("user", bench.user, domain_id=domain, password="secret-of-dept")  # noqa: S106
     visitors.grant(bench.project_id, f"users/{user}", "member")
-    assert bench.people.log_in(bench.user, "secret-of-dept", f"dept-{bench.user}") == user
+    assert bench.people.log_in(bench.user, "secret-of-dept", f"dept-{bench.user}").user_id == user
     assert bench.people.account(user) is not None
     visitors.update("domain", domain, enabled=False)
     assert bench.people.account(user) is None

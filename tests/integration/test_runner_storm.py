@@ -241,7 +241,13 @@ def no_room(operator: CloudApi) -> Iterator[str]:
         operator.request("DELETE", "compute", f"/flavors/{made['id']}")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(
+    params=[
+        # Its rules on SQLite are tried by the storms of tests/unit/runners.
+        pytest.param("sqlite", marks=pytest.mark.skipif(SIZE not in os.environ, reason=f"takes minutes: set {SIZE}")),
+        "postgresql",
+    ]
+)
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'yard.db'}"

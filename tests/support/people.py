@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from gpuyard.model.booking import Person
 from gpuyard.openstack.errors import CloudError
-from gpuyard.openstack.people import Account, KeystoneProject, LoginRefusedError, Membership, TokenFacts
+from gpuyard.openstack.people import Account, KeystoneProject, Login, LoginRefusedError, Membership, TokenFacts
 from tests.support.ledgers import ADA, BOB, EVE, ROOT
 
 PASSWORD = "correct horse"  # noqa: S105 - of nobody
@@ -41,12 +41,14 @@ class InMemoryPeople:
     calls: list[str] = field(default_factory=list)
     revocations: dict[str, datetime] = field(default_factory=dict)
 
-    def log_in(self, user: str, password: str, domain: str) -> str:
+    def log_in(self, user: str, password: str, domain: str) -> Login:
         self._call("log_in")
         for id, candidate in self.users_by_id.items():
             same_name = (candidate.person.user.lower(), candidate.domain.lower()) == (user.lower(), domain.lower())
             if same_name and candidate.enabled and candidate.password == password:
-                return id
+                token = f"unscoped-{candidate.person.user}"
+                self.tokens[token] = TokenFacts(id, candidate.person.user, LATER, None)
+                return Login(id, token, LATER)
         raise LoginRefusedError("Keystone does not know this user, or the password is wrong.")
 
     def account(self, user_id: str) -> Account | None:

@@ -18,7 +18,7 @@ from gpuyard.health.controllers.health_services import HealthServices
 from gpuyard.inventory.controllers.cache import InventoryCache
 from gpuyard.model.booking import Person
 from gpuyard.model.gpu import GpuStatus
-from gpuyard.openstack.people import Account, KeystoneProject, LoginRefusedError, Membership, People, TokenFacts
+from gpuyard.openstack.people import Account, KeystoneProject, Login, LoginRefusedError, Membership, People, TokenFacts
 from gpuyard.server.app import create_app
 from gpuyard.server.server import bind, server_of, url_of
 from gpuyard.web.store import PortalStore
@@ -39,7 +39,7 @@ class Crowd:
 
     persons: Sequence[Person]
 
-    def log_in(self, user: str, password: str, domain: str) -> str:
+    def log_in(self, user: str, password: str, domain: str) -> Login:
         raise LoginRefusedError("nobody has a password here")
 
     def account(self, user_id: str) -> Account | None:

@@ -111,6 +111,7 @@ def serve(
         public_url=url,
         anonymous_details=loaded.site.booking is not None and loaded.site.booking.anonymous_details,
         public_status=loaded.site.booking is None or loaded.site.booking.public_status,
+        keeps_tokens=loaded.site.booking is not None and loaded.site.booking.start,
         others=OthersShown(loaded.site.booking.others if loaded.site.booking else "names"),
         websso=websso,
         websso_url=websso_url or api.auth_url,

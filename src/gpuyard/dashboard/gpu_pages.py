@@ -97,7 +97,7 @@ class GpuPages:
             who = find_visitor(request)
             return self._page(
                 request, "gpu_page.html", gpu=self._facts(request, name), health=self._health(name, who),
-                past=self._past(name, who, days), use=self._use(name, who),
+                past=self._past(name, who, days), use=self._use(name, who), flavor=self._flavor_for(name, who),
             )  # fmt: skip
 
         @app.get("/host", include_in_schema=False)
@@ -167,6 +167,22 @@ class GpuPages:
         claims = {f"{status.gpu.host}/{status.gpu.address}": status.claim for status in view.statuses}
         claim = claims.get(name)
         return self._uses.of([claim.server_id], who).get(name) if claim is not None else None
+
+    def _flavor_for(self, name: str, who: Visitor | None) -> str:
+        """Return the flavor to start a server with on a free GPU of the same pool; empty when there is none."""
+        host, _, address = name.partition("/")
+        view = self._sources.inventory.latest()
+        free = {status.gpu.pool for status in view.statuses if (status.gpu.host, status.gpu.address) == (host, address)
+                and status.state is GpuState.FREE} if view else set()  # fmt: skip
+        if who is None or not free:
+            return ""
+        own = [
+            flavor
+            for flavor in self._sources.flavors
+            if flavor.pool in free and flavor.gpus and not flavor.variant_of and not flavor.set_letter
+            if flavor.public or who.person.project in flavor.projects
+        ]  # fmt: skip
+        return min(own, key=lambda flavor: (flavor.gpus, flavor.ram, flavor.name)).name if own else ""
 
     def _past(self, name: str, who: Visitor | None, days: int) -> Timeline | None:
         """What it was there for; None where that is not kept."""

@@ -70,6 +70,8 @@ class MineBooking:
     unused: bool
     """It is active, and no server has used it yet."""
     command: str
+    flavor: str
+    """The flavor to start a server with; empty: none fits, or it has a server."""
     trouble: str
 
 
@@ -170,6 +172,7 @@ def mine_booking(booking: BookingRow, now: datetime) -> MineBooking:
         gpus=[_link(name) for name in booking.gpu_names] if on else [],
         unused=on and booking.claimed is None,
         command=booking.command if on and booking.claimed is None else "",
+        flavor=next(iter(booking.flavors), "") if on and booking.claimed is None else "",
         trouble=booking.trouble,
     )
 

@@ -13,6 +13,7 @@ from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.model.finding import Finding
 from gpuyard.model.host import HostFacts
 from gpuyard.openstack.people import People
+from gpuyard.openstack.personal import PersonalClouds
 from gpuyard.runners.web.runner_sources import RunnerSources
 from gpuyard.site.objects import FlavorObject
 from gpuyard.usage.controllers.accounting import AccountingService
@@ -31,6 +32,8 @@ class Sources(InventoryContext):
     """Sessions of people who are logged in; with a ledger always there."""
     flavors: Sequence[FlavorObject] = ()
     """Flavors of servers on booked GPUs."""
+    clouds: PersonalClouds | None = None
+    """The cloud in people's own names; None where pages start no servers."""
     runners: RunnerSources | None = None
     """None when the site has none."""
     health: HealthServices | None = None

@@ -15,8 +15,9 @@ from typing import Any
 from gpuyard.images.manifest import Manifest
 from gpuyard.images.naming import parse_built_name
 from gpuyard.model.errors import BlockedError
+from gpuyard.model.world import IMAGE_DRIVER_KEY
 
-IMAGE, BUILD, DIGEST, DRIVER = "gpuyard_image", "gpuyard_build", "gpuyard_sha256", "gpuyard_driver"
+IMAGE, BUILD, DIGEST, DRIVER = "gpuyard_image", "gpuyard_build", "gpuyard_sha256", IMAGE_DRIVER_KEY
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 ACTIVE = "active"
 OF_A_SERVER = ("instance_uuid", "base_image_ref")

@@ -20,6 +20,7 @@ from keystoneauth1.adapter import Adapter
 from keystoneauth1.session import TCPKeepAliveAdapter
 from openstack import exceptions as sdk_errors
 from openstack.config import OpenStackConfig
+from requests import Response
 
 from gpuyard.logs.request_context import HEADER, current
 from gpuyard.model.world import DOMAIN
@@ -106,10 +107,33 @@ class CloudApi:
         thrown away, and into no log. `timeout`: seconds to wait, once; else TIMEOUT, and a second time when nothing
         came, but for a POST: that it was not answered does not mean that nothing was made.
         """
-        with self._lock:
-            self.calls += 1
         if self._elsewhere.limits and (method, service, path) == ("GET", "identity", "/limits"):
             return self._client_of(self._elsewhere.limits).request(method, service, path, query=query)
+        answer = self._answer(method, service, path, body, query, headers, personal, timeout)
+        return dict(answer.json()) if answer.content else {}
+
+    def issue_token(self, auth: Mapping[str, Any], timeout: float) -> tuple[str, dict[str, Any]]:
+        """Have Keystone issue a token to somebody else; return it and its facts. `auth`: as in Keystone's
+        ``POST /v3/auth/tokens``; `timeout`: seconds. Raises CloudError."""
+        answer = self._answer(
+            "POST", "identity", "/auth/tokens", {"auth": auth}, None, None, personal=True, timeout=timeout
+        )
+        return str(answer.headers["X-Subject-Token"]), dict(answer.json()["token"])
+
+    def _answer(
+        self,
+        method: str,
+        service: str,
+        path: str,
+        body: Mapping[str, Any] | Sequence[Any] | None,
+        query: Mapping[str, object] | None,
+        headers: Mapping[str, str] | None,
+        personal: bool,
+        timeout: float | None,
+    ) -> Response:
+        """Make one request, as `request` says."""
+        with self._lock:
+            self.calls += 1
         keywords: dict[str, Any] = {"raise_exc": False, "timeout": TIMEOUT}
         keywords["connect_retries"] = 0 if method == "POST" else 1
         if timeout is not None:
@@ -133,12 +157,12 @@ class CloudApi:
             self.counted.add(service, status, monotonic() - began)
         if answer.status_code >= 400:
             reason = _message(answer)
-            if answer.status_code == FORBIDDEN and ("Policy" in reason or "not authorized" in reason):  # Nova, Keystone
+            refused_by_policy = "Policy" in reason or "not authorized" in reason  # Nova's words, and Keystone's
+            if answer.status_code == FORBIDDEN and refused_by_policy and not personal:
                 reason = f"{reason.rstrip('.')}; {MAY_NOT}"
-            raise CloudError(
-                f"cloud {self.name}: {method} {service} {path}: {answer.status_code} {reason}", answer.status_code
-            )
-        return dict(answer.json()) if answer.content else {}
+            text = f"cloud {self.name}: {method} {service} {path}: {answer.status_code} {reason}"
+            raise CloudError(text, answer.status_code, reason)
+        return answer
 
     def send(self, service: str, path: str, content: Sized, timeout: float) -> None:
         """PUT content that is too large for memory, once: what has been sent cannot be sent again. `content` is read

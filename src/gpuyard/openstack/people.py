@@ -1,7 +1,7 @@
 """People of a cloud's Keystone: checks passwords and tokens, reads accounts, projects and roles.
 
-Everything but the password check, and the revocation of a person's own token, is asked with the credentials of the
-service, so nothing of a person's is kept: neither a password nor a token.
+Everything but the password check, and what is done with a person's own token, is asked with the credentials of the
+service. Nothing here keeps a password or a token.
 
 Names are those that a site file and the audit log have. Both mean projects and users of the default domain, and each
 domain has its own: a project ``physics`` of the domain ``evil`` is ``physics@evil`` here, and so are users. Rules go by
@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,6 +84,16 @@ class TokenFacts:
 
 
 @dataclass(frozen=True)
+class Login:
+    """A login that Keystone has accepted, with the token that it gave for it."""
+
+    user_id: str
+    token: str = field(repr=False)
+    """Unscoped: good for getting a token of each project that the user has a role in."""
+    expires: datetime
+
+
+@dataclass(frozen=True)
 class KeystoneProject:
     id: str
     name: str
@@ -115,8 +125,8 @@ def shown_user(name: str, domain: Mapping[str, Any]) -> str:
 class People(Protocol):
     """The portal's questions to Keystone. Every method raises CloudError when Keystone cannot be asked."""
 
-    def log_in(self, user: str, password: str, domain: str) -> str:
-        """Return the user's id. `user` and `domain` are names. Raises LoginRefusedError."""
+    def log_in(self, user: str, password: str, domain: str) -> Login:
+        """Check a password. `user` and `domain` are names. Raises LoginRefusedError."""
         ...
 
     def account(self, user_id: str) -> Account | None:
@@ -151,17 +161,17 @@ class KeystonePeople:
     def __init__(self, api: CloudApi) -> None:
         self._api = api
 
-    def log_in(self, user: str, password: str, domain: str) -> str:
+    def log_in(self, user: str, password: str, domain: str) -> Login:
         who = {"name": user, "password": password, "domain": {"name": domain}}
         # Unscoped on purpose: a user whose default project is gone can log in, too.
         auth = {"identity": {"methods": ["password"], "password": {"user": who}}, "scope": "unscoped"}
         try:
-            answer = self._api.request("POST", "identity", "/auth/tokens", {"auth": auth}, personal=True, timeout=SOON)
+            token, facts = self._api.issue_token(auth, SOON)
         except CloudError as error:
             if error.status == UNAUTHORIZED:
                 raise LoginRefusedError(_why_refused(str(error))) from None
             raise
-        return str(answer["token"]["user"]["id"])
+        return Login(str(facts["user"]["id"]), token, datetime.fromisoformat(facts["expires_at"]))
 
     def account(self, user_id: str) -> Account | None:
         user = self._get_or_none(f"/users/{user_id}", "user") if ID.fullmatch(user_id) else None

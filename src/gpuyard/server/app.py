@@ -78,6 +78,7 @@ def _set_state(app: FastAPI, sources: Sources, capabilities: SiteCapabilities) -
     state.feed = capabilities.dashboard.feed
     state.runners, state.health = runners is not None, sources.health is not None
     state.login, state.public_status = sources.ledger is not None, sources.settings.public_status
+    state.launches = sources.clouds is not None
     state.history, state.bootable = sources.history is not None, sources.bootable is not None
     state.public_runners = runners is not None and runners.site.public
 

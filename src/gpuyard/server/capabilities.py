@@ -13,6 +13,7 @@ from gpuyard.diagnosis.web.capability import DiagnosisCapability
 from gpuyard.health.web.capability import GuestsCapability, HealthCapability
 from gpuyard.inventory.web.capability import InventoryCapability
 from gpuyard.runners.web.capability import RunnersCapability
+from gpuyard.servers.web.capability import ServersCapability
 from gpuyard.usage.web.capability import UsageCapability
 from gpuyard.web.authenticator import Authenticator
 from gpuyard.web.capability import Capability
@@ -41,6 +42,8 @@ def capabilities_of(sources: Sources) -> SiteCapabilities:
         others.append(UsageCapability(sources, sources.history, sources.accounting))
     if sources.bootable is not None:
         others.append(DiagnosisCapability(sources, sources.bootable, authenticator))
+    if sources.clouds is not None and authenticator is not None:
+        others.append(ServersCapability(sources, sources.flavors, sources.clouds, authenticator))
     if sources.runners is not None:
         others.append(RunnersCapability(sources, sources.runners))
     others.append(InventoryCapability(sources))

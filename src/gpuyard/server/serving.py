@@ -26,6 +26,7 @@ from gpuyard.inventory.controllers.sync import sync_loop
 from gpuyard.model.text import counted
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.people import KeystonePeople
+from gpuyard.openstack.personal import KeystonePersonalClouds
 from gpuyard.openstack.snapshot import SnapshotTaker
 from gpuyard.provisioning.read import read_objects
 from gpuyard.runners.web.runner_sources import RunnerSources
@@ -126,6 +127,7 @@ class Process:
         parts, runners = self._parts, self._parts.runners
         return replace(
             sources, ledger=parts.ledger, sessions=PortalStore(parts.ledger.database), people=KeystonePeople(self._api),
+            clouds=KeystonePersonalClouds(self._api) if self._options.settings.keeps_tokens else None,
             runners=RunnerSources(
                 runners.site.runners, runners.ports.store, runners.controller.overview,
                 lambda: runners.webhook_stored("a webhook"),

@@ -215,6 +215,11 @@ class SiteBooking(BookingRules):
         description="Tell also who has not logged in how many GPUs of each pool are in which state, what is out of use "
         "and what is planned (/status); false: only who is logged in.",
     )
+    start: bool = Field(
+        True,
+        description="Let people start servers from the pages, in their own name: each session keeps their Keystone "
+        "token, encrypted with a key that only their browser has. false: pages show the command that does it.",
+    )
     others: Literal["names", "projects", "nothing"] = Field(
         "names",
         description="What people see of bookings and servers of projects that are not theirs: names and comments, only "

@@ -10,6 +10,7 @@ since it began.
 from __future__ import annotations
 
 import hmac
+import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -34,6 +35,7 @@ from gpuyard.web.settings import PortalSettings
 from gpuyard.web.store import PortalStore, Session
 from gpuyard.web.token_bucket import RateLimit
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -120,12 +122,14 @@ class Authenticator:
 
     # Logging in and out.
 
-    def begin(self, account: Account, before: Session | None = None, until: datetime | None = None) -> str:
+    def begin(
+        self, account: Account, before: Session | None = None, until: datetime | None = None, token: str = ""
+    ) -> str:
         """Begin a session of somebody whom Keystone has authenticated; it ends `until` then at the latest. Return its
         cookie.
 
         Raises Refusal when no project of theirs is admitted. `before`: the session that this browser had; its
-        project is kept.
+        project is kept. `token`: the one that Keystone gave, which the session keeps where the site has that.
         """
         projects = self.projects_of(account)
         if not projects:
@@ -134,8 +138,23 @@ class Authenticator:
         order = sorted(
             projects, key=lambda project: (project.project_id != preferred, not project.roles & BOOKING_ROLES)
         )
-        cookie, _ = self.sessions.begin(account.user_id, account.user, order[0].project_id, until)
+        kept = token if self.settings.keeps_tokens else ""
+        cookie, _ = self.sessions.begin(account.user_id, account.user, order[0].project_id, until, kept)
         return cookie
+
+    def token_of(self, request: Request) -> str:
+        """Return the Keystone token that the session of a request keeps; empty when it keeps none."""
+        return self.sessions.token(request.cookies.get(self.cookie_name(request), ""))
+
+    def end(self, request: Request) -> None:
+        """Log the session of a request out, and revoke the token that it keeps."""
+        token = self.token_of(request)
+        self.sessions.end(request.cookies.get(self.cookie_name(request), ""))
+        if token:
+            try:
+                self.directory.spend(token)
+            except CloudError as error:
+                LOG.warning("a token of somebody who has logged out is good until it expires: %s", error)
 
     def end_all(self, user_id: str) -> int:
         """Log a user out everywhere and delete their calendar feeds; return how many sessions that were."""
@@ -160,6 +179,15 @@ class Authenticator:
             if away or answer is not None:
                 counted.give_back()
         return answer
+
+    def use_login(self, token: str, expires: datetime) -> bool:
+        """Make sure that a token of single sign-on opens no second session; return whether it was the first.
+
+        A session that keeps the token needs it valid, so that is recorded here. Without, Keystone revokes it.
+        """
+        if self.settings.keeps_tokens:
+            return self.sessions.use_login(token, expires)
+        return self.directory.spend(token)
 
     def remember(self, user: str, address: str, user_id: str) -> None:
         """Record that somebody has logged in as a user from an address. `user` as for `guess`."""

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Generic, TypeVar
 
 from gpuyard.openstack.errors import CloudError
-from gpuyard.openstack.people import Account, People, TokenFacts
+from gpuyard.openstack.people import Account, Login, People, TokenFacts
 
 FRESH = 60.0
 """Seconds that an answer of Keystone's is used without asking again."""
@@ -142,8 +142,8 @@ class Directory:
         self._revoked: _Answers[Mapping[str, datetime]] = _Answers(lambda _: people.revoked(), clock, self._of_accounts)
         self._tokens: _Answers[TokenFacts] = _Answers(people.token, clock, self._of_tokens)
 
-    def log_in(self, user: str, password: str, domain: str) -> str:
-        """Return the id of the user. Raises LoginRefusedError."""
+    def log_in(self, user: str, password: str, domain: str) -> Login:
+        """Check a password. Raises LoginRefusedError."""
         return self._of_logins.ask(lambda: self.people.log_in(user, password, domain))
 
     def login_token(self, token: str) -> TokenFacts | None:

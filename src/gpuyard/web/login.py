@@ -11,18 +11,17 @@ import logging
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from gpuyard.model.errors import UsageError
 from gpuyard.openstack.errors import CloudError
-from gpuyard.openstack.people import LoginRefusedError, TokenFacts
-from gpuyard.web.access import form_of
+from gpuyard.openstack.people import Login, LoginRefusedError, TokenFacts
 from gpuyard.web.assets import render
 from gpuyard.web.authenticator import Authenticator
+from gpuyard.web.forms import Form
 from gpuyard.web.gateway import is_same_site, public_url, up_from
 from gpuyard.web.people import require_visitor
 from gpuyard.web.portal_context import PortalContext
@@ -47,13 +46,6 @@ IN_GROUPS = (
     "once, and its operator has to set [federation] default_authorization_ttl."
 )
 LOG = logging.getLogger(__name__)
-
-
-async def _form(request: Request) -> dict[str, str]:
-    return form_of(request, await request.body())  # which the gate has read, up to a length
-
-
-Form = Annotated[dict[str, str], Depends(_form)]
 
 
 @dataclass(frozen=True)
@@ -105,7 +97,9 @@ def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) 
     @app.post("/login", include_in_schema=False)
     def log_in(request: Request, form: Form) -> Response:
         try:
-            return _enter(request, authenticator, _by_password(request, authenticator, form), form.get("next", ""))
+            return _enter(
+                request, authenticator, _by_password(request, authenticator, form), None, form.get("next", "")
+            )
         except Refusal as refusal:
             return page.refuse(request, refusal, form)
 
@@ -113,9 +107,8 @@ def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) 
     def single_sign_on(request: Request, form: Form) -> Response:
         try:
             facts = _by_token(request, authenticator, form)
-            return _enter(
-                request, authenticator, (facts.user_id, facts.expires), "", IN_GROUPS if facts.in_groups else ""
-            )
+            login = Login(facts.user_id, form.get("token", ""), facts.expires)
+            return _enter(request, authenticator, login, facts.expires, "", IN_GROUPS if facts.in_groups else "")
         except Refusal as refusal:
             return page.refuse(request, refusal, {})
 
@@ -125,7 +118,7 @@ def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) 
         visitor = require_visitor(request)
         if form.get("everywhere"):
             authenticator.end_all(visitor.person.user_id)
-        authenticator.sessions.end(request.cookies.get(authenticator.cookie_name(request), ""))
+        authenticator.end(request)
         answer = RedirectResponse("login?sso=left" if settings.websso else "login", 303)
         authenticator.clear_cookie(request, answer)
         return answer
@@ -156,8 +149,8 @@ def after(next: str) -> str:
     return f"./{next[1:].lstrip('/')}" if NEXT.fullmatch(next) else "./"
 
 
-def _by_password(request: Request, authenticator: Authenticator, form: dict[str, str]) -> tuple[str, None]:
-    """Id of the user who is logging in. Raises Refusal."""
+def _by_password(request: Request, authenticator: Authenticator, form: dict[str, str]) -> Login:
+    """Return the login of the user whose password is in the form. Raises Refusal."""
     if not is_same_site(request, authenticator.settings.public_url):
         raise Refusal(403, "cross_site", "The login came from a page of another site; log in on this page.")
     user, password = form.get("user", "").strip(), form.get("password", "")
@@ -168,7 +161,7 @@ def _by_password(request: Request, authenticator: Authenticator, form: dict[str,
         raise Refusal(422, "incomplete", "Type the name, the password and the domain without control characters.")
     name, address = f"{domain}\n{user}".lower(), authenticator.address(request)
     try:
-        user_id = authenticator.guess(
+        login = authenticator.guess(
             name, address, FAILED, lambda: authenticator.directory.log_in(user, password, domain)
         )
     except LoginRefusedError as error:
@@ -176,14 +169,14 @@ def _by_password(request: Request, authenticator: Authenticator, form: dict[str,
         raise Refusal(403, "refused", str(error)) from None
     except CloudError as error:
         raise unavailable(error) from None
-    assert user_id is not None
-    authenticator.remember(name, address, user_id)
-    return user_id, None
+    assert login is not None
+    authenticator.remember(name, address, login.user_id)
+    return login
 
 
 def _by_token(request: Request, authenticator: Authenticator, form: dict[str, str]) -> TokenFacts:
-    """What the token says that Keystone's single sign-on has the browser post. It is worth nothing afterwards: browsers
-    post it again when somebody goes back to it after logging out.
+    """Return the facts of the token that Keystone's single sign-on has the browser post. It opens one session only:
+    browsers post it again when somebody goes back to it after logging out.
 
     Raises Refusal, also for other tokens of Keystone's: those may do less than their user, and a session may do all."""
     settings, address = authenticator.settings, authenticator.address(request)
@@ -196,7 +189,7 @@ def _by_token(request: Request, authenticator: Authenticator, form: dict[str, st
     def ask() -> TokenFacts | None:
         token = form.get("token", "")
         facts = authenticator.directory.login_token(token)
-        return facts if facts and facts.federated and authenticator.directory.spend(token) else None
+        return facts if facts and facts.federated and authenticator.use_login(token, facts.expires) else None
 
     try:
         facts = authenticator.guess("", address, FAILED, ask)
@@ -211,24 +204,23 @@ def _by_token(request: Request, authenticator: Authenticator, form: dict[str, st
 
 
 def _enter(
-    request: Request, authenticator: Authenticator, login: tuple[str, datetime | None], next: str, hint: str = ""
+    request: Request, authenticator: Authenticator, login: Login, until: datetime | None, next: str, hint: str = ""
 ) -> Response:
-    """Begin a new session, and end the one that this browser had: its cookie may be known to others. `login`: id of the
-    user, and when the session ends at the latest. `hint`: what somebody without a role is told besides."""
-    user_id, until = login
-    authenticator.directory.logged_in(user_id)
+    """Begin a new session, and end the one that this browser had: its cookie may be known to others. `until`: its end
+    at the latest. `hint`: added to the refusal of somebody without a role."""
+    authenticator.directory.logged_in(login.user_id)
     try:
-        account = authenticator.directory.account(user_id)
+        account = authenticator.directory.account(login.user_id)
     except CloudError as error:
         raise unavailable(error) from None
     if account is None:
         raise Refusal(403, "refused", "This user is disabled.")
     old = request.cookies.get(authenticator.cookie_name(request), "")
     try:
-        cookie = authenticator.begin(account, authenticator.sessions.find(old), until)
+        cookie = authenticator.begin(account, authenticator.sessions.find(old), until, login.token)
     except Refusal as refusal:
         raise Refusal(refusal.status, refusal.code, refusal.detail + hint) from None
-    authenticator.sessions.end(old)
+    authenticator.end(request)
     answer = RedirectResponse(up_from(request.url.path).removeprefix("./") + after(next), 303)
     authenticator.set_cookie(request, answer, cookie)
     return answer

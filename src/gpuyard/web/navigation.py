@@ -54,6 +54,8 @@ class Navigation:
     csrf: str
     login: bool
     """Whether a reader who has not logged in could."""
+    launches: bool = False
+    """Whether the person may start servers from pages, in the project that is looked at."""
 
     def table_href(self, id: str) -> str:
         """Return the address of a table of this page as CSV (page_tables.py)."""
@@ -88,6 +90,7 @@ def navigation_of(visitor: Visitor, request: Request) -> Navigation:
         admin=person.admin,
         csrf=visitor.csrf,
         login=False,
+        launches=has.launches and bool(person.roles & BOOKING_ROLES),
     )
 
 

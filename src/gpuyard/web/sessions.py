@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from gpuyard.web.open_streams import OpenStreams
+from gpuyard.web.sealed_tokens import seal, unseal
 from gpuyard.web.store import PortalStore, Session
 
 COOKIE = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -35,8 +36,11 @@ class Sessions:
         self._pruned: datetime | None = None
         self.streams = OpenStreams()
 
-    def begin(self, user_id: str, user: str, project_id: str, until: datetime | None = None) -> tuple[str, Session]:
-        """Return the cookie of a new session, and the session; it ends at the latest `until`."""
+    def begin(
+        self, user_id: str, user: str, project_id: str, until: datetime | None = None, token: str = ""
+    ) -> tuple[str, Session]:
+        """Return the cookie of a new session, and the session; it ends at the latest `until`. `token`: the person's
+        Keystone token, which is kept encrypted; empty: none is kept."""
         now = self._now()
         if self._pruned is None or now - self._pruned >= PRUNE_EVERY:
             self._pruned = now
@@ -44,7 +48,17 @@ class Sessions:
         cookie = new_secret()
         latest = min(now + self._longest, until or LATEST)
         expires = min(now + self._idle, latest)
-        session = Session(digest_of(cookie), user_id, user, project_id, new_secret(), now, expires, latest)
+        session = Session(
+            digest_of(cookie),
+            user_id,
+            user,
+            project_id,
+            new_secret(),
+            now,
+            expires,
+            latest,
+            seal(token, cookie) if token else "",
+        )
         self._store.put_session(session)
         return cookie, session
 
@@ -61,6 +75,15 @@ class Sessions:
         if used and expires - session.expires >= self._idle / 20:
             return replace(session, expires=expires) if self._store.put_off(session.digest, expires) else None
         return session
+
+    def token(self, cookie: str) -> str:
+        """Return the Keystone token that the session of a cookie keeps; empty when it keeps none, or there is none."""
+        session = self.find(cookie, used=False)
+        return unseal(session.sealed_token, cookie) if session else ""
+
+    def use_login(self, token: str, expires: datetime) -> bool:
+        """Record that a token of single sign-on begins a session; return whether it is the first time."""
+        return self._store.use_login(digest_of(token), expires)
 
     def switch(self, session: Session, project_id: str) -> Session:
         """Switch a session to another project."""

@@ -43,6 +43,8 @@ class PortalSettings:
     hosts."""
     others: OthersShown = OthersShown.NAMES
     """The names that people see of others' bookings and servers."""
+    keeps_tokens: bool = False
+    """Whether sessions keep the person's Keystone token, encrypted, so that pages can start servers."""
     websso: str = ""
     """Protocol of Keystone's single sign-on (``openid``, ``saml2``), preceded by Keystone's name of the identity
     provider (``campus/openid``), or people may have to choose one first. Empty: no single sign-on."""

@@ -77,7 +77,7 @@ def test_private_flavors_are_for_their_projects() -> None:
 def test_the_command_names_the_first() -> None:
     flavors = [flavor for flavor in COMPILED.flavors if flavor.name == "gpu_pair-a"]
     assert start_command(flavors) == (
-        "openstack server create --flavor gpu_pair-a --image IMAGE --network NETWORK --wait NAME"
+        "openstack server create --flavor gpu_pair-a --image IMAGE --network NETWORK --key-name KEY --wait NAME"
     )
     assert start_command([]) == ""
     assert "--flavor 'a b'" in start_command([replace(flavors[0], name="a b")])

@@ -21,7 +21,7 @@ from starlette.requests import Request
 
 from gpuyard.model.errors import UsageError
 from gpuyard.openstack.errors import CloudError
-from gpuyard.openstack.people import TokenFacts
+from gpuyard.openstack.people import Login, TokenFacts
 from gpuyard.server.server import refuse_no_gateway
 from gpuyard.web import token_bucket
 from gpuyard.web.access import CHECK_EVERY, MOST_BYTES
@@ -556,7 +556,7 @@ def test_many_guesses_at_once_are_no_more_than_one_by_one(tmp_path: Path) -> Non
     portal = booking_portal(tmp_path, settings=PortalSettings())
     log_in = portal.people.log_in
 
-    def slow(user: str, password: str, domain: str) -> str:
+    def slow(user: str, password: str, domain: str) -> Login:
         sleep(0.05)  # as Keystone, which hashes
         return log_in(user, password, domain)
 

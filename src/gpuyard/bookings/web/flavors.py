@@ -45,4 +45,5 @@ def start_command(flavors: Collection[FlavorObject]) -> str:
     first = next(iter(flavors), None)
     if first is None:
         return ""
-    return f"openstack server create --flavor {quote(first.name)} --image IMAGE --network NETWORK --wait NAME"
+    rest = "--image IMAGE --network NETWORK --key-name KEY --wait NAME"
+    return f"openstack server create --flavor {quote(first.name)} {rest}"

@@ -127,8 +127,12 @@ function usable(booking, zone) {
 }
 
 function starting(booking) {
-  // the command that starts a server on one's own booking, to be copied
+  // how a server is started on one's own booking: by a button, or with a command to be copied
   if (!booking.mine || !booking.command || !isOpen(booking)) return [];
+  if (CONFIG.launches && booking.state === "active")
+    return booking.flavors.map((flavor) =>
+      make("a", {class: "small-button", href: `launch?flavor=${encodeURIComponent(flavor)}`}, `Start a server of ${flavor}`),
+    );
   const field = make("input", {readonly: true, value: booking.command, "aria-label": "Command that starts a server"});
   return [
     make("p", {class: "soft"}, "To start a server, as the same user and in the same project:"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 
@@ -39,3 +39,5 @@ class Session:
     expires: datetime
     """Its end, put off with every use, until `latest`."""
     latest: datetime
+    sealed_token: str = field(default="", repr=False)
+    """The person's Keystone token, encrypted with the cookie (sealed_tokens.py); empty where the site keeps none."""

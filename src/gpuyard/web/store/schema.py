@@ -23,9 +23,18 @@ SESSIONS = Table(
     time("created"),
     time("expires"),
     time("latest"),
+    Column("sealed_token", Text, nullable=True),
     Index("sessions_expires", "expires"),
     Index("sessions_user", "user_id"),
 )
+
+USED_LOGINS = Table(
+    "used_logins",
+    TABLES,
+    Column("digest", Text, primary_key=True),
+    time("expires"),
+)
+"""Digests of tokens of single sign-on that have begun a session, until Keystone no longer accepts them."""
 
 FEEDS = Table(
     "feeds",

@@ -10,9 +10,9 @@ from sqlalchemy import ColumnElement, Row, delete, select, update
 from gpuyard.database.engine import Database
 from gpuyard.database.migrate import migrate
 from gpuyard.database.times import maybe_moment, maybe_seconds, moment, seconds
-from gpuyard.database.upsert import put
+from gpuyard.database.upsert import insert_new, put
 from gpuyard.web.store.records import Feed, Session
-from gpuyard.web.store.schema import FEEDS, PLACES, SCHEMA_MODULE, SESSIONS
+from gpuyard.web.store.schema import FEEDS, PLACES, SCHEMA_MODULE, SESSIONS, USED_LOGINS
 
 PLACES_KEPT = timedelta(days=90)
 """Time for which a place is kept after the last login from it."""
@@ -41,6 +41,7 @@ class PortalStore:
             "created": seconds(session.created),
             "expires": seconds(session.expires),
             "latest": seconds(session.latest),
+            "sealed_token": session.sealed_token or None,
         }
         with self._database.writing() as connection:
             put(connection, SESSIONS, row)
@@ -84,11 +85,16 @@ class PortalStore:
             return connection.execute(delete(SESSIONS).where(*which)).rowcount
 
     def prune(self, now: datetime) -> None:
-        """Delete the sessions and feeds that have expired, and places from which nobody has come for long."""
+        """Delete the sessions, feeds and used logins that have expired, and places not logged in from for long."""
         with self._database.writing() as connection:
-            for table in (SESSIONS, FEEDS):
+            for table in (SESSIONS, FEEDS, USED_LOGINS):
                 connection.execute(delete(table).where(table.c.expires <= seconds(now)))
             connection.execute(delete(PLACES).where(PLACES.c.logged_in <= seconds(now - PLACES_KEPT)))
+
+    def use_login(self, digest: str, expires: datetime) -> bool:
+        """Record that a token of single sign-on has begun a session; return whether it was the first time."""
+        with self._database.writing() as connection:
+            return insert_new(connection, USED_LOGINS, {"digest": digest, "expires": seconds(expires)})
 
     def note_place(self, digest: str, user_id: str, now: datetime) -> None:
         """Record that a user has logged in from a place; the oldest of the user's places beyond MOST_PLACES are
@@ -153,8 +159,17 @@ class PortalStore:
 
 
 def _session(row: Row[Any]) -> Session:
-    times = map(moment, (row.created, row.expires, row.latest))
-    return Session(row.digest, row.user_id, row.user_name, row.project_id, row.csrf, *times)
+    return Session(
+        row.digest,
+        row.user_id,
+        row.user_name,
+        row.project_id,
+        row.csrf,
+        created=moment(row.created),
+        expires=moment(row.expires),
+        latest=moment(row.latest),
+        sealed_token=row.sealed_token or "",
+    )
 
 
 def _feed(row: Row[Any]) -> Feed:

@@ -1,0 +1,425 @@
+"""Requests to the cloud in a person's own name: what they may start a server with, and what they may do with it.
+
+A person's unscoped token is exchanged for one of the project for each `PersonalCloud`, which asks Nova, Glance and
+Neutron with it: their policies, quotas and audit decide, as if the person had typed ``openstack``. The portal's own
+credentials only find the addresses of the services. The token goes into no log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gpuyard.model.errors import BlockedError
+from gpuyard.model.world import IMAGE_DRIVER_KEY
+from gpuyard.openstack.errors import CloudError
+
+if TYPE_CHECKING:
+    from gpuyard.openstack.api import CloudApi
+
+UNAUTHORIZED, NOT_FOUND, CONFLICT = 401, 404, 409
+SOON = 20.0
+"""Seconds to wait for an answer that somebody waits for in front of a page."""
+START_KEY = "gpuyard_start"
+"""Key of a server's metadata with the id of the form that started it: the same form starts no second one."""
+CONSOLE_LINES = 60
+MOST = 500
+"""The most images that are listed."""
+EXTERNAL = "router:external"
+SSH = 22
+ANY_IPV4 = "0.0.0.0/0"
+
+
+class TokenExpiredError(BlockedError):
+    """Raised when Keystone does not accept a person's token any more."""
+
+
+class ServerAction(StrEnum):
+    """The actions on a server that people take."""
+
+    START = "start"
+    STOP = "stop"
+    REBOOT = "reboot"
+    HARD_REBOOT = "hard-reboot"
+    UNSHELVE = "unshelve"
+    REBUILD = "rebuild"
+    DELETE = "delete"
+
+
+BODIES: Mapping[ServerAction, Mapping[str, Any]] = {
+    ServerAction.START: {"os-start": None},
+    ServerAction.STOP: {"os-stop": None},
+    ServerAction.REBOOT: {"reboot": {"type": "SOFT"}},
+    ServerAction.HARD_REBOOT: {"reboot": {"type": "HARD"}},
+    ServerAction.UNSHELVE: {"unshelve": None},
+}
+"""Bodies of Nova's ``POST /servers/{id}/action``."""
+
+
+@dataclass(frozen=True)
+class PersonalImage:
+    """An image that the person may start a server with."""
+
+    id: str
+    name: str
+    driver: str
+    """The branch of NVIDIA's driver in an image that gpuyard has built; empty for one without, and for others."""
+    disk: int
+    """GiB that the root disk must have."""
+    ram: int
+    """MiB that the server must have."""
+    user: str
+    """The user for ssh; empty: unknown."""
+
+
+@dataclass(frozen=True)
+class PersonalNetwork:
+    id: str
+    name: str
+    external: bool
+    """Whether floating IPs come from it."""
+
+
+@dataclass(frozen=True)
+class PersonalFlavor:
+    id: str
+    name: str
+    vcpus: int
+    ram: int
+    """MiB."""
+    disk: int
+    """GiB."""
+
+
+@dataclass(frozen=True)
+class ServerOrder:
+    """A server to start."""
+
+    name: str
+    flavor: str
+    """Its id."""
+    image: str
+    """Its id."""
+    network: str
+    """Its id; empty: no network."""
+    key: str
+    """Name of a key pair; empty: none."""
+    form: str
+    """Id of the form that orders it."""
+
+
+@dataclass(frozen=True)
+class Address:
+    ip: str
+    network: str
+    floating: bool
+
+
+@dataclass(frozen=True)
+class PersonalServer:
+    """A server, as its owner sees it."""
+
+    id: str
+    name: str
+    status: str
+    task: str
+    created: datetime
+    flavor: str
+    image: str
+    """Its id; empty for one whose root disk is a volume."""
+    key: str
+    user_id: str
+    addresses: Sequence[Address]
+    fault: str
+    """Nova's message, for a server in ERROR."""
+    security_groups: Sequence[str] = field(default_factory=tuple)
+    """Their names, each once."""
+
+
+class PersonalCloud(Protocol):
+    """The cloud as one person sees it in one project. Every method raises CloudError, and TokenExpiredError."""
+
+    def images(self) -> Sequence[PersonalImage]:
+        """Return the images that can be started, by name."""
+        ...
+
+    def networks(self) -> Sequence[PersonalNetwork]:
+        """Return the networks that the project sees, by name."""
+        ...
+
+    def keys(self) -> Sequence[str]:
+        """Return the names of the person's key pairs."""
+        ...
+
+    def flavors(self) -> Sequence[PersonalFlavor]:
+        """Return the flavors that the project may use."""
+        ...
+
+    def add_key(self, name: str, public_key: str) -> None:
+        """Add a public key in the format of OpenSSH to the person's."""
+        ...
+
+    def start(self, order: ServerOrder) -> str:
+        """Start a server, or find the one that the same form has started; return its id."""
+        ...
+
+    def server(self, server_id: str) -> PersonalServer | None:
+        """Return a server of the project; None when there is none (any more)."""
+        ...
+
+    def console_log(self, server_id: str) -> str:
+        """Return the end of what it has written to its console; empty when that is not known."""
+        ...
+
+    def console(self, server_id: str) -> str:
+        """Return the address of a console for a browser, which is good for some minutes."""
+        ...
+
+    def act(self, server_id: str, action: ServerAction) -> None:
+        """Have Nova begin an action; a server that is to be deleted may be gone already."""
+        ...
+
+    def add_floating_ip(self, server_id: str, network: str) -> None:
+        """Take a floating IP of an external network, and give it to the server."""
+        ...
+
+    def admits_ssh(self, server_id: str) -> bool:
+        """Return whether a rule of the server's security groups lets ssh in from somewhere."""
+        ...
+
+    def admit_ssh(self, server_id: str) -> None:
+        """Add a rule that lets ssh in from everywhere to the first of the server's security groups."""
+        ...
+
+
+class PersonalClouds(Protocol):
+    def open(self, token: str, project_id: str) -> PersonalCloud:
+        """Return the cloud as the owner of an unscoped token sees it in a project. Raises CloudError, and
+        TokenExpiredError."""
+        ...
+
+
+class KeystonePersonalClouds:
+    """The clouds of people whose tokens the Keystone of one cloud has issued. Safe to use from several threads."""
+
+    def __init__(self, api: CloudApi) -> None:
+        self._api = api
+
+    def open(self, token: str, project_id: str) -> OpenStackPersonalCloud:
+        identity = {"methods": ["token"], "token": {"id": token}}
+        auth = {"identity": identity, "scope": {"project": {"id": project_id}}}
+        try:
+            scoped, _ = self._api.issue_token(auth, SOON)
+        except CloudError as error:
+            raise _expired(error) from None
+        return OpenStackPersonalCloud(self._api, scoped, project_id)
+
+
+class OpenStackPersonalCloud:
+    """The services of one cloud, asked with a person's token of a project. Kept for one request of theirs."""
+
+    def __init__(self, api: CloudApi, token: str, project_id: str) -> None:
+        self._api, self._token, self._project = api, token, project_id
+
+    def images(self) -> list[PersonalImage]:
+        rows = self._get("image", "/images", limit=MOST, status="active", sort="name:asc")["images"]
+        return [_image(row) for row in rows]
+
+    def networks(self) -> list[PersonalNetwork]:
+        rows = self._get("network", "/networks", fields=["id", "name", EXTERNAL])["networks"]
+        networks = [PersonalNetwork(row["id"], row["name"], bool(row.get(EXTERNAL))) for row in rows]
+        return sorted(networks, key=lambda network: (network.name, network.id))
+
+    def keys(self) -> list[str]:
+        return sorted(row["keypair"]["name"] for row in self._get("compute", "/os-keypairs")["keypairs"])
+
+    def flavors(self) -> list[PersonalFlavor]:
+        rows = self._get("compute", "/flavors/detail", limit=1000)["flavors"]
+        return [PersonalFlavor(row["id"], row["name"], row["vcpus"], row["ram"], row["disk"]) for row in rows]
+
+    def add_key(self, name: str, public_key: str) -> None:
+        self._ask("POST", "compute", "/os-keypairs", {"keypair": {"name": name, "public_key": public_key}})
+
+    def start(self, order: ServerOrder) -> str:
+        # A form that is sent twice, or again after a lost answer, gets the server that it has.
+        for row in self._get("compute", "/servers/detail", name=f"^{order.name}$")["servers"]:
+            if row["metadata"].get(START_KEY) == order.form:
+                return str(row["id"])
+        server: dict[str, Any] = {
+            "name": order.name,
+            "flavorRef": order.flavor,
+            "imageRef": order.image,
+            "networks": [{"uuid": order.network}] if order.network else "none",
+            "metadata": {START_KEY: order.form},
+        }
+        if order.key:
+            server["key_name"] = order.key
+        return str(self._ask("POST", "compute", "/servers", {"server": server})["server"]["id"])
+
+    def server(self, server_id: str) -> PersonalServer | None:
+        try:
+            row = self._get("compute", f"/servers/{server_id}")["server"]
+        except CloudError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        return _server(row)
+
+    def console_log(self, server_id: str) -> str:
+        body = {"os-getConsoleOutput": {"length": CONSOLE_LINES}}
+        try:
+            return str(self._ask("POST", "compute", f"/servers/{server_id}/action", body).get("output") or "")
+        except CloudError as error:
+            if error.status is None:
+                raise
+            return ""  # it has not begun, or its hypervisor keeps none
+
+    def console(self, server_id: str) -> str:
+        for protocol, kind in (("vnc", "novnc"), ("serial", "serial")):
+            body = {"remote_console": {"protocol": protocol, "type": kind}}
+            try:
+                answer = self._ask("POST", "compute", f"/servers/{server_id}/remote-consoles", body)
+            except CloudError as error:
+                if kind == "serial" or error.status is None or error.status == CONFLICT:
+                    raise
+                continue  # this cloud has the other kind, if any
+            return str(answer["remote_console"]["url"])
+        raise AssertionError("the last kind returns or raises")
+
+    def act(self, server_id: str, action: ServerAction) -> None:
+        if action is ServerAction.DELETE:
+            try:
+                self._ask("DELETE", "compute", f"/servers/{server_id}")
+            except CloudError as error:
+                if error.status != NOT_FOUND:
+                    raise
+            return
+        body = BODIES.get(action)
+        if body is None:
+            server = self.server(server_id)
+            body = {"rebuild": {"imageRef": server.image if server else ""}}
+        self._ask("POST", "compute", f"/servers/{server_id}/action", body)
+
+    def add_floating_ip(self, server_id: str, network: str) -> None:
+        ports = self._ports(server_id)
+        if not ports:
+            raise CloudError("the server has no port in a network yet", CONFLICT, "The server has no network port yet.")
+        body = {"floatingip": {"floating_network_id": network, "port_id": ports[0]["id"]}}
+        self._ask("POST", "network", "/floatingips", body)
+
+    def admits_ssh(self, server_id: str) -> bool:
+        ports = self._ports(server_id)
+        if not ports or not all(port.get("port_security_enabled", True) for port in ports):
+            return True  # nothing is filtered
+        rules = (rule for group in _groups(ports) for rule in self._rules(group))
+        return any(_admits_ssh(rule) for rule in rules)
+
+    def admit_ssh(self, server_id: str) -> None:
+        groups = _groups(self._ports(server_id))
+        if not groups:
+            raise CloudError("the server has no security group", CONFLICT, "The server is in no security group.")
+        rule = {
+            "security_group_id": groups[0], "direction": "ingress", "ethertype": "IPv4", "protocol": "tcp",
+            "port_range_min": SSH, "port_range_max": SSH, "remote_ip_prefix": ANY_IPV4,
+        }  # fmt: skip
+        try:
+            self._ask("POST", "network", "/security-group-rules", {"security_group_rule": rule})
+        except CloudError as error:
+            if error.status != CONFLICT:  # the same rule is there already
+                raise
+
+    def _ports(self, server_id: str) -> list[dict[str, Any]]:
+        fields = ["id", "security_groups", "port_security_enabled"]
+        return list(self._get("network", "/ports", device_id=server_id, fields=fields)["ports"])
+
+    def _rules(self, group: str) -> list[dict[str, Any]]:
+        return list(self._get("network", "/security-group-rules", security_group_id=group)["security_group_rules"])
+
+    def _get(self, service: str, path: str, **query: object) -> dict[str, Any]:
+        return self._ask("GET", service, path, query=query)
+
+    def _ask(
+        self,
+        method: str,
+        service: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, object] | None = None,
+    ) -> dict[str, Any]:
+        headers = {"X-Auth-Token": self._token}
+        try:
+            return self._api.request(method, service, path, body, query, headers, personal=True, timeout=SOON)
+        except CloudError as error:
+            raise _expired(error) from None
+
+
+def _expired(error: CloudError) -> Exception:
+    """What an error is for the person: Keystone answers 404 for a token that it does not know (any more)."""
+    unknown_token = error.status == NOT_FOUND and "/auth/tokens" in str(error)
+    if error.status == UNAUTHORIZED or unknown_token:
+        return TokenExpiredError("Your login at Keystone has ended; log in again.")
+    return error
+
+
+DEFAULT_USERS = {
+    "almalinux": "almalinux",
+    "centos": "cloud-user",
+    "debian": "debian",
+    "fedora": "fedora",
+    "rhel": "cloud-user",
+    "rocky": "rocky",
+    "ubuntu": "ubuntu",
+}
+"""Distribution -> the user that cloud-init makes in it, as its own tests have them (`default_user_exceptions` in
+tests/unittests/cmd/test_render_template.py): the distribution's name, but for those of Red Hat and CentOS."""
+
+
+def _image(row: Mapping[str, Any]) -> PersonalImage:
+    distribution = str(row.get("os_distro") or "").lower()
+    return PersonalImage(
+        id=str(row["id"]),
+        name=str(row.get("name") or row["id"]),
+        driver=str(row.get(IMAGE_DRIVER_KEY) or ""),
+        disk=int(row.get("min_disk") or 0),
+        ram=int(row.get("min_ram") or 0),
+        user=str(row.get("os_admin_user") or DEFAULT_USERS.get(distribution, "")),
+    )
+
+
+def _server(row: Mapping[str, Any]) -> PersonalServer:
+    addresses = [
+        Address(entry["addr"], network, entry.get("OS-EXT-IPS:type") == "floating")
+        for network, entries in row.get("addresses", {}).items()
+        for entry in entries
+    ]
+    return PersonalServer(
+        id=row["id"],
+        name=row["name"],
+        status=row["status"],
+        task=row.get("OS-EXT-STS:task_state") or "",
+        created=datetime.fromisoformat(row["created"]),
+        flavor=row["flavor"].get("original_name", ""),
+        image=(row.get("image") or {}).get("id", ""),
+        key=row.get("key_name") or "",
+        user_id=row["user_id"],
+        addresses=addresses,
+        fault=(row.get("fault") or {}).get("message", ""),
+        security_groups=tuple(dict.fromkeys(group["name"] for group in row.get("security_groups", ()))),
+    )
+
+
+def _groups(ports: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(group for port in ports for group in port["security_groups"]))
+
+
+def _admits_ssh(rule: Mapping[str, Any]) -> bool:
+    """Whether a rule lets ssh in from any address, and not only from servers of a group."""
+    if rule["direction"] != "ingress" or rule.get("remote_group_id"):
+        return False
+    if rule["protocol"] not in (None, "any", "tcp", "6"):
+        return False
+    first, last = rule.get("port_range_min"), rule.get("port_range_max")
+    return first is None or first <= SSH <= (last or first)

@@ -1,0 +1,86 @@
+"""Prepares a server for its owner's page: what happens to it, and how to get in. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from shlex import quote
+
+from gpuyard.openstack.personal import Address, PersonalServer, ServerAction
+
+ACTIVE, BUILD, ERROR, SHUTOFF = "ACTIVE", "BUILD", "ERROR", "SHUTOFF"
+SHELVED = ("SHELVED", "SHELVED_OFFLOADED")
+COLOURS = {ACTIVE: "free", BUILD: "held", ERROR: "blocked"}
+"""Status -> state of a GPU on the map whose colour it has; others are as claimed."""
+STAGES = {
+    "scheduling": "Nova looks for a host with a free GPU.",
+    "networking": "Its network is being prepared.",
+    "block_device_mapping": "Its disk is being prepared.",
+    "spawning": "The host copies the image and starts it.",
+}
+"""Task of a server in BUILD (nova/compute/task_states.py) -> what happens."""
+ACTIONS = {
+    ACTIVE: (ServerAction.REBOOT, ServerAction.HARD_REBOOT, ServerAction.STOP),
+    SHUTOFF: (ServerAction.START,),
+    **dict.fromkeys(SHELVED, (ServerAction.UNSHELVE,)),
+    ERROR: (ServerAction.HARD_REBOOT,),
+}
+"""Status -> actions that Nova takes then, besides to delete and to rebuild."""
+REBUILDABLE = (ACTIVE, SHUTOFF, ERROR)
+"""States of a server that Nova rebuilds (`rebuild` in nova/compute/api.py)."""
+
+
+@dataclass(frozen=True)
+class ServerPage:
+    server: PersonalServer
+    colour: str
+    stage: str
+    """What happens now, or is to be done next; empty when all is said by the status."""
+    ssh: str
+    """The command that logs in; empty while there is no address."""
+    actions: Sequence[ServerAction]
+    may_rebuild: bool
+    may_get_floating_ip: bool
+    ssh_blocked: bool
+    """Whether no rule of its security groups lets ssh in."""
+
+
+def server_page(server: PersonalServer, user: str, external: bool, admits_ssh: bool) -> ServerPage:
+    """Return the page of a server. `user`: for ssh, as its image says; empty: unknown. `external`: whether there is a
+    network for floating IPs."""
+    floating = any(address.floating for address in server.addresses)
+    return ServerPage(
+        server=server,
+        colour=COLOURS.get(server.status, "claimed"),
+        stage=_stage(server),
+        ssh=_ssh(server, user) if server.status == ACTIVE else "",
+        actions=() if server.task else ACTIONS.get(server.status, ()),
+        may_rebuild=bool(server.image) and not server.task and server.status in REBUILDABLE,
+        may_get_floating_ip=external and bool(server.addresses) and not floating,
+        ssh_blocked=bool(server.addresses) and not admits_ssh,
+    )
+
+
+def _stage(server: PersonalServer) -> str:
+    if server.status == BUILD:
+        return STAGES.get(server.task, "Nova has taken the order.")
+    if server.status == ERROR:
+        return server.fault
+    if server.status in SHELVED:
+        return "It has no GPU now; its disk is kept. Unshelve it to go on, when a GPU is free for you."
+    if server.status == ACTIVE and not server.addresses:
+        return "It is in no network: only its console leads in."
+    return ""
+
+
+def _ssh(server: PersonalServer, user: str) -> str:
+    address = _way_in(server.addresses)
+    if address is None:
+        return ""
+    identity = f" -i ~/.ssh/{quote(server.key)}" if server.key else ""
+    return f"ssh{identity} {user or 'USER'}@{address.ip}"
+
+
+def _way_in(addresses: Sequence[Address]) -> Address | None:
+    """Return the address to log in at: a floating one before others, IPv4 before IPv6."""
+    return min(addresses, key=lambda address: (not address.floating, ":" in address.ip), default=None)

@@ -1,0 +1,1 @@
+"""The pages that start a server, and that show one to its owner."""

@@ -1,0 +1,118 @@
+"""The page of a server of the visitor's project: its state, the way in, and what can be done with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from gpuyard.inventory.web.inventory_context import InventoryContext
+from gpuyard.inventory.web.presenter import gpu_href
+from gpuyard.model.text import printable_lines
+from gpuyard.openstack.errors import CloudError
+from gpuyard.openstack.personal import PersonalCloud, PersonalServer, ServerAction, TokenExpiredError
+from gpuyard.servers.presenter import ServerPage, server_page
+from gpuyard.servers.web.personal_access import PersonalAccess, refusal_of
+from gpuyard.web.assets import render
+from gpuyard.web.forms import Form
+from gpuyard.web.navigation import navigation_of
+from gpuyard.web.people import require_page_visitor, require_visitor
+from gpuyard.web.problems import Refusal
+
+ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+ADD_FLOATING_IP, ADMIT_SSH = "floating-ip", "admit-ssh"
+"""Values of the field ``action`` besides those of ServerAction."""
+ServerId = Annotated[str, Query(max_length=64)]
+
+
+def install(app: FastAPI, context: InventoryContext, access: PersonalAccess) -> None:
+    @app.get("/server", include_in_schema=False)
+    def show_server(request: Request, id: ServerId) -> HTMLResponse:
+        visitor = require_page_visitor(request)
+        cloud = access.open(request, visitor)
+        server = _require_server(cloud, id)
+        with _refusing():
+            page, log = _read(cloud, server), cloud.console_log(server.id)
+        html = render(
+            "server_page.html",
+            site=context.site_name,
+            nav=navigation_of(visitor, request),
+            page=page,
+            gpus=_gpus(context, server.id),
+            console=printable_lines(log),
+        )
+        # The token of the session is in it.
+        return HTMLResponse(html, headers={"Cache-Control": "no-store"})
+
+    @app.get("/console", include_in_schema=False)
+    def open_console(request: Request, id: ServerId) -> Response:
+        """Lead to the server's console, at an address that Nova makes for this once."""
+        cloud = access.open(request, require_page_visitor(request))
+        server = _require_server(cloud, id)
+        with _refusing():
+            address = cloud.console(server.id)
+        if not address.startswith(("https://", "http://")):
+            raise Refusal(
+                502, "no_console", "This cloud's console is not for browsers; use 'openstack console url show'."
+            )
+        return RedirectResponse(address, 303, headers={"Cache-Control": "no-store"})
+
+    @app.post("/server", include_in_schema=False)
+    def act_on_server(request: Request, form: Form) -> Response:
+        cloud = access.open(request, require_visitor(request))
+        server = _require_server(cloud, form.get("id", ""))
+        with _refusing():
+            _action(cloud, server, form.get("action", ""))()
+        deleted = form.get("action") == ServerAction.DELETE
+        return RedirectResponse("mine" if deleted else f"server?id={server.id}", 303)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn errors of OpenStack into refusals, in its own words."""
+    try:
+        yield
+    except (CloudError, TokenExpiredError) as error:
+        raise refusal_of(error) from None
+
+
+def _require_server(cloud: PersonalCloud, id: str) -> PersonalServer:
+    """Return a server of the project. Raises Refusal 404."""
+    with _refusing():
+        server = cloud.server(id) if ID.fullmatch(id) else None
+    if server is None:
+        raise Refusal(404, "not_found", "Your project has no such server; it may be deleted, or of another project.")
+    return server
+
+
+def _read(cloud: PersonalCloud, server: PersonalServer) -> ServerPage:
+    user = next((image.user for image in cloud.images() if image.id == server.image), "")
+    external = any(network.external for network in cloud.networks())
+    return server_page(server, user, external, cloud.admits_ssh(server.id))
+
+
+def _action(cloud: PersonalCloud, server: PersonalServer, action: str) -> Callable[[], None]:
+    """Return what does an action. Raises Refusal for one that there is not."""
+    if action == ADD_FLOATING_IP:
+        network = next((network.id for network in cloud.networks() if network.external), None)
+        if network is None:
+            raise Refusal(409, "no_external_network", "Your project sees no network for floating IPs.")
+        return lambda: cloud.add_floating_ip(server.id, network)
+    if action == ADMIT_SSH:
+        return lambda: cloud.admit_ssh(server.id)
+    if action in set(ServerAction):
+        return lambda: cloud.act(server.id, ServerAction(action))
+    raise Refusal(422, "no_such_action", "There is no such action; use the buttons of the server's page.")
+
+
+def _gpus(context: InventoryContext, server_id: str) -> list[tuple[str, str]]:
+    """Return (name, address of its page) of the GPUs that a server has, as far as they were seen."""
+    view = context.inventory.latest()
+    gpus = (
+        [status.gpu for status in view.statuses if status.claim and status.claim.server_id == server_id] if view else []
+    )
+    return [(f"{gpu.host}/{gpu.address}", gpu_href(gpu.host, gpu.address)) for gpu in gpus]
