@@ -18,6 +18,7 @@ from gpuyard.dashboard.sources import Sources
 from gpuyard.model.moments import iso_text
 from gpuyard.openstack.api import CloudApi, CloudError
 from gpuyard.openstack.people import KeystonePeople
+from gpuyard.openstack.personal import PersonalClouds
 from gpuyard.server.app import create_app
 from gpuyard.web.portal_context import utc_now
 from gpuyard.web.store import PortalStore
@@ -221,8 +222,8 @@ def test_no_password_and_no_token_gets_into_the_log(bench: Bench, caplog: pytest
     assert token not in caplog.text
 
 
-def app_for(bench: Bench, folder: Path, **settings: Any) -> FastAPI:
-    """Its time is the machine's, as Keystone's is: tokens expire."""
+def app_for(bench: Bench, folder: Path, clouds: PersonalClouds | None = None, **settings: Any) -> FastAPI:
+    """Its time is the machine's, as Keystone's is: tokens expire. `clouds`: where servers are started from pages."""
     ledger = open_ledger(folder, clock=RealClock())
     return create_app(
         Sources(
@@ -233,7 +234,8 @@ def app_for(bench: Bench, folder: Path, **settings: Any) -> FastAPI:
             ledger=ledger,
             sessions=PortalStore(ledger.database),
             people=bench.people,
-            settings=replace(ROOMY, **settings),
+            settings=replace(ROOMY, keeps_tokens=clouds is not None, **settings),
+            clouds=clouds,
         ),
         ["testserver"],
     )

@@ -25,6 +25,7 @@ from gpuyard.dashboard.sources import Sources
 from gpuyard.model.moments import iso_text
 from gpuyard.openstack.api import CloudApi, CloudError, connect
 from gpuyard.openstack.people import KeystonePeople
+from gpuyard.openstack.personal import KeystonePersonalClouds
 from gpuyard.server.app import create_app
 from gpuyard.web.portal_context import utc_now
 from gpuyard.web.store import PortalStore
@@ -90,9 +91,9 @@ def site(lab: RunningLab, operator: CloudApi) -> Iterator[Site]:
     ):
         project = registered(visitors, at)
         try:
-            people = KeystonePeople(connect(ADMIN_CLOUD, sso.clouds_file(lab.lab, Path(folder), at)))
-            with portal(people, Path(folder), at) as ledger:
-                yield Site(at, ledger, people, project)
+            api = connect(ADMIN_CLOUD, sso.clouds_file(lab.lab, Path(folder), at))
+            with portal(api, Path(folder), at) as ledger:
+                yield Site(at, ledger, KeystonePeople(api), project)
         finally:
             visitors.clear()
             leave_nothing(operator)
@@ -128,7 +129,8 @@ def leave_nothing(operator: CloudApi) -> None:
 
 
 @contextmanager
-def portal(people: KeystonePeople, folder: Path, at: sso.Addresses) -> Iterator[Ledger]:
+def portal(api: CloudApi, folder: Path, at: sso.Addresses) -> Iterator[Ledger]:
+    """A portal whose sessions keep the tokens that single sign-on posts."""
     ledger = open_ledger(folder, clock=RealClock())
     (logout,) = re.findall(r"--websso-logout '(.*?)'", at.here(sso.PAGE.read_text(encoding="utf-8")))
     app = create_app(
@@ -139,9 +141,15 @@ def portal(people: KeystonePeople, folder: Path, at: sso.Addresses) -> Iterator[
             gpus=GPUS,
             ledger=ledger,
             sessions=PortalStore(ledger.database),
-            people=people,
+            people=KeystonePeople(api),
+            clouds=KeystonePersonalClouds(api),
             settings=replace(
-                ROOMY, public_url=at.portal, websso="campus/openid", websso_url=at.keystone, websso_logout=logout
+                ROOMY,
+                keeps_tokens=True,
+                public_url=at.portal,
+                websso="campus/openid",
+                websso_url=at.keystone,
+                websso_logout=logout,
             ),
         ),
         ["gpus.example.org"],
@@ -209,6 +217,9 @@ def test_somebody_logs_in_at_the_provider_books_and_logs_out(site: Site, context
     (booking,) = site.ledger.find(Query())
     assert (booking.user, booking.project) == ("demo@campus", site.project)
     assert booking.user_id not in list(site.people.users("demo"))
+    page.goto(site.portal("launch?flavor=no-such-flavor"))
+    expect(page.locator("main")).to_contain_text("Your project sees no flavor")  # so Nova was asked in their name
+    page.goto(site.portal())
 
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_role("alert")).to_contain_text("Single sign-on still knows this browser")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from gpuyard.bookings.ledger.ledger import Ledger
 from gpuyard.dashboard.sources import Sources
 from gpuyard.diagnosis.controllers.capacity import AsksCapacity, CapacityService
 from gpuyard.model.booking import Person, Rules
+from gpuyard.openstack.personal import PersonalClouds
 from gpuyard.server.app import create_app
 from gpuyard.usage.controllers.reading import History
 from gpuyard.usage.store import HistoryStore
@@ -73,8 +74,10 @@ def booking_portal(
     settings: PortalSettings = ROOMY,
     other_people: InMemoryPeople | None = None,
     capacity: AsksCapacity | None = None,
+    clouds: PersonalClouds | None = None,
 ) -> BookingPortal:
-    """Its database is in the folder. `capacity`: what could be started is asked there."""
+    """Its database is in the folder. `capacity`: what could be started is asked there. `clouds`: where servers are
+    started, on a site whose sessions keep tokens."""
     clock = Clock()
     ledger = open_ledger(folder, rules, clock)
     who = other_people or people()
@@ -89,7 +92,8 @@ def booking_portal(
             ledger=ledger,
             sessions=store,
             people=who,
-            settings=settings,
+            settings=replace(settings, keeps_tokens=clouds is not None),
+            clouds=clouds,
             bootable=CapacityService(capacity, clock, ledger) if capacity else None,
             history=History(HistoryStore(ledger.database), "UTC"),
         ),

@@ -150,7 +150,7 @@ class PersonalCloud(Protocol):
         """Return the networks that the project sees, by name."""
         ...
 
-    def keys(self) -> Sequence[str]:
+    def key_names(self) -> Sequence[str]:
         """Return the names of the person's key pairs."""
         ...
 
@@ -233,7 +233,7 @@ class OpenStackPersonalCloud:
         networks = [PersonalNetwork(row["id"], row["name"], bool(row.get(EXTERNAL))) for row in rows]
         return sorted(networks, key=lambda network: (network.name, network.id))
 
-    def keys(self) -> list[str]:
+    def key_names(self) -> list[str]:
         return sorted(row["keypair"]["name"] for row in self._get("compute", "/os-keypairs")["keypairs"])
 
     def flavors(self) -> list[PersonalFlavor]:

@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from gpuyard.model.errors import UsageError
 
+MADE_KEY = "gpuyard-"
+"""Beginning of the names of key pairs that were made for somebody, who was told to save them in a file of that name."""
 MOST = 16_000
 """Characters of a public key: one of RSA with 16,384 bits has 2,800."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from gpuyard.openstack.personal import Address, PersonalServer, ServerAction
+from gpuyard.servers.keys import MADE_KEY
 
 ACTIVE, BUILD, ERROR, SHUTOFF = "ACTIVE", "BUILD", "ERROR", "SHUTOFF"
 SHELVED = ("SHELVED", "SHELVED_OFFLOADED")
@@ -77,7 +78,7 @@ def _ssh(server: PersonalServer, user: str) -> str:
     address = _way_in(server.addresses)
     if address is None:
         return ""
-    identity = f" -i ~/.ssh/{quote(server.key)}" if server.key else ""
+    identity = f" -i ~/.ssh/{quote(server.key)}" if server.key.startswith(MADE_KEY) else ""
     return f"ssh{identity} {user or 'USER'}@{address.ip}"
 
 

@@ -18,7 +18,8 @@ from tests.support.accounting import accounting_portal, accounting_site
 from tests.support.health_portals import ADAS, fine, health_portal
 from tests.support.inventories import plain_sources
 from tests.support.ledgers import ADA, BOB, EVE, HOUR, NOON, ROOT, ask
-from tests.support.people import PASSWORD
+from tests.support.people import PASSWORD, people
+from tests.support.personal_clouds import InMemoryPersonalClouds
 from tests.support.portals import BookingPortal, booking_portal
 from tests.support.rooms import Knows, room_of
 from tests.support.runner_portals import WAITING, fill, runner_portal
@@ -144,6 +145,15 @@ RUNNER_ACCESS = {
 BOOTABLE_ACCESS = {("GET", "/v1/flavors"): READER, ("GET", "/start"): READER}
 """Of a site whose cloud is asked what could be started; test_flavors_api.py tries whose limits one sees."""
 
+SERVER_ACCESS = {
+    ("GET", "/launch"): MEMBER,
+    ("POST", "/launch"): MEMBER,
+    ("GET", "/server"): READER,  # in the person's own name: Nova decides; test_server_pages.py
+    ("POST", "/server"): MEMBER,
+    ("GET", "/console"): MEMBER,
+}
+"""Of a site that starts servers from its pages; test_launch_pages.py and test_server_pages.py try who may."""
+
 HEALTH_ACCESS = {
     ("GET", "/health"): ADMIN,
     ("GET", "/v1/health"): READER,  # words of others are for admins: test_health_api.py
@@ -255,6 +265,12 @@ def test_every_endpoint_of_a_site_that_accounts_for_use_is_decided_about(tmp_pat
     for (method, path), who in USAGE_ACCESS.items():
         for person in (None, EVE, BOB, ADA, ROOT):
             assert is_let_in(portal, person, method, path, "") is (person in WHO[who]), (path, person)
+
+
+def test_every_endpoint_of_a_site_that_starts_servers_is_decided_about(tmp_path: Path) -> None:
+    keystone = people()
+    portal = booking_portal(tmp_path, other_people=keystone, clouds=InMemoryPersonalClouds(keystone))
+    assert endpoints(portal.app) == set(BOOKING_ACCESS | SERVER_ACCESS)
 
 
 def test_every_endpoint_of_a_site_with_runners_is_decided_about(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from gpuyard.web.token_bucket import RateLimit
 from tests.contract.people import RULES, Bench
 from tests.support.ledgers import ADA, BOB, EVE, NOON, ROOT
 from tests.support.people import LATER, PASSWORD, InMemoryPeople, people, token_of
+from tests.support.personal_clouds import InMemoryPersonalClouds
 from tests.support.portals import ROOMY, BookingPortal, Browser, booking_portal, limits_stand_still
 
 WISH = {"pool": "t4", "start": "2026-11-23T13:00:00Z", "end": "2026-11-23T15:00:00Z"}
@@ -899,6 +900,21 @@ def test_keystone_posts_a_token_and_somebody_is_in(tmp_path: Path) -> None:
     answer = other.post("/login/sso", data={"token": "unscoped"}, headers=headers)
     assert answer.status_code == 403, "a token opens one session"
     assert other.get("/v1/me").status_code == 401
+
+
+def test_a_token_that_the_session_keeps_stays_valid_and_opens_no_second_session(tmp_path: Path) -> None:
+    keystone = people()
+    portal = booking_portal(tmp_path, settings=SSO, other_people=keystone, clouds=InMemoryPersonalClouds(keystone))
+    keystone.tokens["unscoped"] = TokenFacts(BOB.user_id, "bob", LATER, None, federated=True)
+    client = portal.browser().client
+    headers = {"Origin": KEYSTONE, "Sec-Fetch-Site": "cross-site"}
+    assert client.post("/login/sso", data={"token": "unscoped"}, headers=headers).status_code == 303
+    assert "unscoped" in keystone.tokens
+    for browser in (client, portal.browser().client):
+        assert browser.post("/login/sso", data={"token": "unscoped"}, headers=headers).status_code == 403
+    csrf = client.get("/v1/me").json()["csrf"]
+    assert client.post("/logout", headers={"X-CSRF-Token": csrf}).status_code == 303
+    assert "unscoped" not in keystone.tokens
 
 
 def test_a_token_that_cannot_be_spent_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

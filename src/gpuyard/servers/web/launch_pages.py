@@ -22,7 +22,7 @@ from gpuyard.model.errors import UsageError
 from gpuyard.openstack.errors import CloudError
 from gpuyard.openstack.personal import PersonalCloud, ServerOrder, TokenExpiredError
 from gpuyard.servers.choices import NAME, TOO_LARGE, LaunchChoices, order_images, suggested_name
-from gpuyard.servers.keys import checked_public_key, new_key_pair
+from gpuyard.servers.keys import MADE_KEY, checked_public_key, new_key_pair
 from gpuyard.servers.web.personal_access import PersonalAccess, refusal_of, refuse_reader
 from gpuyard.site.gpu_generations import generation_of
 from gpuyard.site.objects import FlavorObject
@@ -128,6 +128,7 @@ class LaunchPages:
         name = f"{suggested_name(visitor.person.user, '')}-{self._context.now():%Y%m%d-%H%M%S}"
         private = ""
         if answers.key == NEW_KEY:
+            name = f"{MADE_KEY}{name}"
             pair = new_key_pair(name)
             public, private = pair.public, pair.private
         else:
@@ -147,7 +148,7 @@ class LaunchPages:
             generation = generation_of(gpu.ids, self._pci_ids) if gpu else None
             images = order_images(cloud.images(), own, gpu.model if gpu else "", generation)
             networks = [network for network in cloud.networks() if not network.external]
-            return LaunchChoices(own, images, networks, cloud.keys())
+            return LaunchChoices(own, images, networks, cloud.key_names())
         except (CloudError, TokenExpiredError) as error:
             raise refusal_of(error) from None
 

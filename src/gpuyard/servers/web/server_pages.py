@@ -16,7 +16,7 @@ from gpuyard.model.text import printable_lines
 from gpuyard.openstack.errors import CloudError
 from gpuyard.openstack.personal import PersonalCloud, PersonalServer, ServerAction, TokenExpiredError
 from gpuyard.servers.presenter import ServerPage, server_page
-from gpuyard.servers.web.personal_access import PersonalAccess, refusal_of
+from gpuyard.servers.web.personal_access import PersonalAccess, refusal_of, refuse_reader
 from gpuyard.web.assets import render
 from gpuyard.web.forms import Form
 from gpuyard.web.navigation import navigation_of
@@ -51,7 +51,9 @@ def install(app: FastAPI, context: InventoryContext, access: PersonalAccess) -> 
     @app.get("/console", include_in_schema=False)
     def open_console(request: Request, id: ServerId) -> Response:
         """Lead to the server's console, at an address that Nova makes for this once."""
-        cloud = access.open(request, require_page_visitor(request))
+        visitor = require_page_visitor(request)
+        refuse_reader(visitor)
+        cloud = access.open(request, visitor)
         server = _require_server(cloud, id)
         with _refusing():
             address = cloud.console(server.id)
@@ -63,7 +65,9 @@ def install(app: FastAPI, context: InventoryContext, access: PersonalAccess) -> 
 
     @app.post("/server", include_in_schema=False)
     def act_on_server(request: Request, form: Form) -> Response:
-        cloud = access.open(request, require_visitor(request))
+        visitor = require_visitor(request)
+        refuse_reader(visitor)
+        cloud = access.open(request, visitor)
         server = _require_server(cloud, form.get("id", ""))
         with _refusing():
             _action(cloud, server, form.get("action", ""))()
