@@ -62,15 +62,22 @@ def a_server_is_started_with_what_was_chosen(bench: Bench) -> None:
     cloud.act(id, ServerAction.DELETE)
 
 
-def the_same_form_starts_one_server(bench: Bench) -> None:
+def the_server_of_a_form_is_found_whatever_its_name(bench: Bench) -> None:
     cloud = bench.cloud
-    id = cloud.start(bench.order(form="form-twice", network=""))
-    assert cloud.start(bench.order(form="form-twice", network="")) == id
-    other = cloud.start(bench.order(form="form-other", network=""))
-    assert other != id
-    for server in (id, other):
-        bench.wait(cloud, server, "ACTIVE")
-        cloud.act(server, ServerAction.DELETE)
+    assert cloud.started("form-found_-1") == ""
+    id = cloud.start(bench.order(form="form-found_-1", network=""))
+    assert cloud.started("form-found_-1") == id
+    assert cloud.started("form-found") == ""
+    bench.wait(cloud, id, "ACTIVE")
+    cloud.act(id, ServerAction.DELETE)
+
+
+def an_image_says_who_logs_in(bench: Bench) -> None:
+    cloud = bench.cloud
+    image = cloud.images()[0]
+    assert cloud.image_user(image.id) == image.user
+    assert cloud.image_user(NOBODY_S) == ""
+    assert cloud.image_user("") == ""
 
 
 def a_name_of_a_key_is_taken_once(bench: Bench) -> None:
@@ -116,7 +123,8 @@ def there_is_no_server_of_others(bench: Bench) -> None:
 RULES = (
     a_token_that_is_not_valid_opens_nothing,
     a_server_is_started_with_what_was_chosen,
-    the_same_form_starts_one_server,
+    the_server_of_a_form_is_found_whatever_its_name,
+    an_image_says_who_logs_in,
     a_name_of_a_key_is_taken_once,
     a_server_is_stopped_started_and_deleted,
     ssh_is_let_in_when_asked,

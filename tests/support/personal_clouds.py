@@ -81,12 +81,16 @@ class InMemoryPersonalCloud:
             raise CloudError("taken", 409, f"Key pair '{name}' already exists.")
         self.public_keys[name] = public_key
 
+    def image_user(self, image_id: str) -> str:
+        return next((image.user for image in self.all_images if image.id == image_id), "")
+
+    def started(self, form: str) -> str:
+        ids = [_id(number) for number, order in enumerate(self.orders, 1) if order.form == form]
+        return next((id for id in ids if id in self.servers), "")
+
     def start(self, order: ServerOrder) -> str:
         if self.refusal is not None:
             raise self.refusal
-        for number, earlier in enumerate(self.orders, 1):
-            if earlier.form == order.form and earlier.name == order.name:
-                return _id(number)
         self.orders.append(order)
         id = _id(len(self.orders))
         addresses = [Address("10.0.0.5", "lan", False)] if order.network else []

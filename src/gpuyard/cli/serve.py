@@ -101,7 +101,7 @@ def serve(
     from gpuyard.server import serving
     from gpuyard.server.checking import check_serving
     from gpuyard.site.load import load_site
-    from gpuyard.web.settings import OthersShown, PortalSettings
+    from gpuyard.web.settings import PortalSettings
 
     set_up(log_format, log_level)
     loaded, api = load_site(site), connect(cloud)
@@ -109,10 +109,6 @@ def serve(
         domain=domain,
         trusted_gateways=tuple(gateway or ()),
         public_url=url,
-        anonymous_details=loaded.site.booking is not None and loaded.site.booking.anonymous_details,
-        public_status=loaded.site.booking is None or loaded.site.booking.public_status,
-        keeps_tokens=loaded.site.booking is not None and loaded.site.booking.start,
-        others=OthersShown(loaded.site.booking.others if loaded.site.booking else "names"),
         websso=websso,
         websso_url=websso_url or api.auth_url,
         websso_logout=websso_logout,

@@ -79,6 +79,8 @@ class TokenFacts:
     """Whether it comes from the end of single sign-on: unscoped, and by no application credential or trust."""
     lent: bool = False
     """Whether it is of an application credential, a trust or OAuth."""
+    audit_id: str = ""
+    """Keystone's id of the token, which stays the same however the token is spelled."""
     in_groups: bool = False
     """Whether single sign-on has put its user into groups, which Keystone may not know without the token."""
 
@@ -220,6 +222,7 @@ class KeystonePeople:
             _membership(project, roles) if project else None,
             "OS-FEDERATION" in facts["user"] and not NARROWED & facts.keys(),
             bool(LENT & facts.keys()),
+            str(facts["audit_ids"][0]),
             bool(facts["user"].get("OS-FEDERATION", {}).get("groups")),
         )
 
@@ -227,7 +230,11 @@ class KeystonePeople:
         # By itself: everybody may revoke what is his, and a service without that right need not have it.
         headers = {"X-Auth-Token": token, "X-Subject-Token": token}
         try:
-            self._api.request("DELETE", "identity", "/auth/tokens", headers=headers, personal=True, timeout=SOON)
+            # Not those that were made of it: Nova may be starting a server with one. Older Keystones than 30 pass over
+            # the query, and revoke the one token.
+            self._api.request(
+                "DELETE", "identity", "/auth/tokens", None, {"cascade": "false"}, headers, personal=True, timeout=SOON
+            )
         except CloudError as error:
             if error.status in (UNAUTHORIZED, NOT_FOUND):
                 return False

@@ -7,6 +7,7 @@ credentials only find the addresses of the services. The token goes into no log.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,11 +22,18 @@ if TYPE_CHECKING:
     from gpuyard.openstack.api import CloudApi
 
 UNAUTHORIZED, NOT_FOUND, CONFLICT = 401, 404, 409
-SOON = 20.0
+SOON = 10.0
 """Seconds to wait for an answer that somebody waits for in front of a page."""
-START_KEY = "gpuyard_start"
-"""Key of a server's metadata with the id of the form that started it: the same form starts no second one."""
+START_TAG = "gpuyard-start-"
+"""Beginning of a server's tag with the id of the form that started it: the same form starts no second one."""
+SSH_GROUP = "gpuyard-ssh"
+"""Name of the security group that lets ssh in to the servers that are in it."""
 CONSOLE_LINES = 60
+CONSOLES = (("vnc", "novnc"), ("spice", "spice-html5"), ("serial", "serial"))
+"""Consoles for browsers, the one that shows a screen first: Nova's protocol and type."""
+NETWORK_FIELDS = ["id", "name", "project_id", "shared", "router:external"]
+BRANCH = re.compile(r"[0-9]{1,4}")
+USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 MOST = 500
 """The most images that are listed."""
 EXTERNAL = "router:external"
@@ -143,11 +151,16 @@ class PersonalCloud(Protocol):
     """The cloud as one person sees it in one project. Every method raises CloudError, and TokenExpiredError."""
 
     def images(self) -> Sequence[PersonalImage]:
-        """Return the images that can be started, by name."""
+        """Return the images that the project may start a server with, by name: its own, those that are shared with
+        it, and public ones."""
+        ...
+
+    def image_user(self, image_id: str) -> str:
+        """Return the user for ssh in servers of an image; empty when it is unknown."""
         ...
 
     def networks(self) -> Sequence[PersonalNetwork]:
-        """Return the networks that the project sees, by name."""
+        """Return the networks of the project, those that are shared with all, and external ones, by name."""
         ...
 
     def key_names(self) -> Sequence[str]:
@@ -162,8 +175,12 @@ class PersonalCloud(Protocol):
         """Add a public key in the format of OpenSSH to the person's."""
         ...
 
+    def started(self, form: str) -> str:
+        """Return the id of the server that a form has started; empty when it has started none."""
+        ...
+
     def start(self, order: ServerOrder) -> str:
-        """Start a server, or find the one that the same form has started; return its id."""
+        """Start a server; return its id."""
         ...
 
     def server(self, server_id: str) -> PersonalServer | None:
@@ -191,7 +208,7 @@ class PersonalCloud(Protocol):
         ...
 
     def admit_ssh(self, server_id: str) -> None:
-        """Add a rule that lets ssh in from everywhere to the first of the server's security groups."""
+        """Let ssh in from everywhere: put the server's ports into a security group for that, made when missing."""
         ...
 
 
@@ -212,25 +229,46 @@ class KeystonePersonalClouds:
         identity = {"methods": ["token"], "token": {"id": token}}
         auth = {"identity": identity, "scope": {"project": {"id": project_id}}}
         try:
-            scoped, _ = self._api.issue_token(auth, SOON)
+            scoped, facts = self._api.issue_token(auth, SOON)
         except CloudError as error:
             raise _expired(error) from None
-        return OpenStackPersonalCloud(self._api, scoped, project_id)
+        admin = any(role["name"].lower() == "admin" for role in facts.get("roles", ()))
+        return OpenStackPersonalCloud(self._api, scoped, project_id, admin)
 
 
 class OpenStackPersonalCloud:
-    """The services of one cloud, asked with a person's token of a project. Kept for one request of theirs."""
+    """The services of one cloud, asked with a person's token of a project. Kept for one request of theirs.
 
-    def __init__(self, api: CloudApi, token: str, project_id: str) -> None:
-        self._api, self._token, self._project = api, token, project_id
+    To admins the services show what is in all projects; here they see what is in this one, as everybody does.
+    """
+
+    def __init__(self, api: CloudApi, token: str, project_id: str, admin: bool) -> None:
+        self._api, self._token, self._project, self._admin = api, token, project_id, admin
 
     def images(self) -> list[PersonalImage]:
         rows = self._get("image", "/images", limit=MOST, status="active", sort="name:asc")["images"]
-        return [_image(row) for row in rows]
+        return [_image(row) for row in rows if self._may_start(row)]
+
+    def _may_start(self, image: Mapping[str, Any]) -> bool:
+        return not self._admin or image.get("owner") == self._project or image.get("visibility") == "public"
+
+    def image_user(self, image_id: str) -> str:
+        if not image_id:
+            return ""
+        try:
+            return _image(self._get("image", f"/images/{image_id}")).user
+        except CloudError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return ""  # deleted since the server was started
 
     def networks(self) -> list[PersonalNetwork]:
-        rows = self._get("network", "/networks", fields=["id", "name", EXTERNAL])["networks"]
-        networks = [PersonalNetwork(row["id"], row["name"], bool(row.get(EXTERNAL))) for row in rows]
+        rows = self._get("network", "/networks", fields=NETWORK_FIELDS)["networks"]
+        networks = [
+            PersonalNetwork(row["id"], row["name"], bool(row.get(EXTERNAL)))
+            for row in rows
+            if row.get("project_id") == self._project or row["shared"] or row.get(EXTERNAL)
+        ]
         return sorted(networks, key=lambda network: (network.name, network.id))
 
     def key_names(self) -> list[str]:
@@ -243,17 +281,17 @@ class OpenStackPersonalCloud:
     def add_key(self, name: str, public_key: str) -> None:
         self._ask("POST", "compute", "/os-keypairs", {"keypair": {"name": name, "public_key": public_key}})
 
+    def started(self, form: str) -> str:
+        rows = self._get("compute", "/servers", tags=f"{START_TAG}{form}")["servers"]
+        return str(rows[0]["id"]) if rows else ""
+
     def start(self, order: ServerOrder) -> str:
-        # A form that is sent twice, or again after a lost answer, gets the server that it has.
-        for row in self._get("compute", "/servers/detail", name=f"^{order.name}$")["servers"]:
-            if row["metadata"].get(START_KEY) == order.form:
-                return str(row["id"])
         server: dict[str, Any] = {
             "name": order.name,
             "flavorRef": order.flavor,
             "imageRef": order.image,
             "networks": [{"uuid": order.network}] if order.network else "none",
-            "metadata": {START_KEY: order.form},
+            "tags": [f"{START_TAG}{order.form}"],
         }
         if order.key:
             server["key_name"] = order.key
@@ -266,7 +304,7 @@ class OpenStackPersonalCloud:
             if error.status == NOT_FOUND:
                 return None
             raise
-        return _server(row)
+        return _server(row) if row["tenant_id"] == self._project else None
 
     def console_log(self, server_id: str) -> str:
         body = {"os-getConsoleOutput": {"length": CONSOLE_LINES}}
@@ -278,14 +316,14 @@ class OpenStackPersonalCloud:
             return ""  # it has not begun, or its hypervisor keeps none
 
     def console(self, server_id: str) -> str:
-        for protocol, kind in (("vnc", "novnc"), ("serial", "serial")):
+        for protocol, kind in CONSOLES:
             body = {"remote_console": {"protocol": protocol, "type": kind}}
             try:
                 answer = self._ask("POST", "compute", f"/servers/{server_id}/remote-consoles", body)
             except CloudError as error:
-                if kind == "serial" or error.status is None or error.status == CONFLICT:
+                if kind == CONSOLES[-1][1] or error.status is None or error.status == CONFLICT:
                     raise
-                continue  # this cloud has the other kind, if any
+                continue  # this cloud has another kind, if any
             return str(answer["remote_console"]["url"])
         raise AssertionError("the last kind returns or raises")
 
@@ -318,11 +356,9 @@ class OpenStackPersonalCloud:
         return any(_admits_ssh(rule) for rule in rules)
 
     def admit_ssh(self, server_id: str) -> None:
-        groups = _groups(self._ports(server_id))
-        if not groups:
-            raise CloudError("the server has no security group", CONFLICT, "The server is in no security group.")
+        group = self._ssh_group()
         rule = {
-            "security_group_id": groups[0], "direction": "ingress", "ethertype": "IPv4", "protocol": "tcp",
+            "security_group_id": group, "direction": "ingress", "ethertype": "IPv4", "protocol": "tcp",
             "port_range_min": SSH, "port_range_max": SSH, "remote_ip_prefix": ANY_IPV4,
         }  # fmt: skip
         try:
@@ -330,6 +366,17 @@ class OpenStackPersonalCloud:
         except CloudError as error:
             if error.status != CONFLICT:  # the same rule is there already
                 raise
+        for port in self._ports(server_id):
+            groups = list(dict.fromkeys([*port["security_groups"], group]))
+            self._ask("PUT", "network", f"/ports/{port['id']}", {"port": {"security_groups": groups}})
+
+    def _ssh_group(self) -> str:
+        """Return the id of the project's group, made when it is missing."""
+        groups = self._get("network", "/security-groups", name=SSH_GROUP, project_id=self._project)["security_groups"]
+        if groups:
+            return str(groups[0]["id"])
+        body = {"name": SSH_GROUP, "description": "Lets ssh in from everywhere; made by gpuyard's pages."}
+        return str(self._ask("POST", "network", "/security-groups", {"security_group": body})["security_group"]["id"])
 
     def _ports(self, server_id: str) -> list[dict[str, Any]]:
         fields = ["id", "security_groups", "port_security_enabled"]
@@ -382,11 +429,16 @@ def _image(row: Mapping[str, Any]) -> PersonalImage:
     return PersonalImage(
         id=str(row["id"]),
         name=str(row.get("name") or row["id"]),
-        driver=str(row.get(IMAGE_DRIVER_KEY) or ""),
+        driver=_matching(BRANCH, row.get(IMAGE_DRIVER_KEY)),
         disk=int(row.get("min_disk") or 0),
         ram=int(row.get("min_ram") or 0),
-        user=str(row.get("os_admin_user") or DEFAULT_USERS.get(distribution, "")),
+        user=_matching(USER, row.get("os_admin_user")) or DEFAULT_USERS.get(distribution, ""),
     )
+
+
+def _matching(pattern: re.Pattern[str], value: object) -> str:
+    """Return a property of an image, which whoever owns the image can set to anything; empty when it does not match."""
+    return str(value) if value and pattern.fullmatch(str(value)) else ""
 
 
 def _server(row: Mapping[str, Any]) -> PersonalServer:
@@ -416,7 +468,7 @@ def _groups(ports: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _admits_ssh(rule: Mapping[str, Any]) -> bool:
-    """Whether a rule lets ssh in from any address, and not only from servers of a group."""
+    """Whether a rule lets ssh in from some addresses, and not only from servers of a group."""
     if rule["direction"] != "ingress" or rule.get("remote_group_id"):
         return False
     if rule["protocol"] not in (None, "any", "tcp", "6"):

@@ -36,12 +36,13 @@ from gpuyard.server.server import bind, refuse_no_gateway, refuse_public, run
 from gpuyard.server.site_parts import PartOptions, open_parts
 from gpuyard.server.site_watch import SiteWatch
 from gpuyard.server.tallies import Tallies
+from gpuyard.site.booking_rules import SiteBooking
 from gpuyard.site.compile import CompiledSite
 from gpuyard.site.load import LoadedSite
 from gpuyard.site.plan import plan_site
 from gpuyard.web.notify import Manager
 from gpuyard.web.security import LOOPBACK_NAMES
-from gpuyard.web.settings import PortalSettings
+from gpuyard.web.settings import OthersShown, PortalSettings
 from gpuyard.web.store import PortalStore
 
 WATCH_PERIOD = 5.0
@@ -73,6 +74,21 @@ def answered_names(options: ServeOptions) -> list[str]:
     return ["*"] if options.public else [*LOOPBACK_NAMES, *([name] if name else [])]
 
 
+def with_rules_of(booking: SiteBooking | None, settings: PortalSettings) -> PortalSettings:
+    """Return the settings with those that the site file has, which may change while the portal is served."""
+    if booking is None:
+        return replace(
+            settings, anonymous_details=False, public_status=True, keeps_tokens=False, others=OthersShown.NAMES
+        )
+    return replace(
+        settings,
+        anonymous_details=booking.anonymous_details,
+        public_status=booking.public_status,
+        keeps_tokens=booking.start,
+        others=OthersShown(booking.others),
+    )
+
+
 class Process:
     """The parts, loops and portal of one site file. Raises GpuyardError when they cannot be served."""
 
@@ -85,6 +101,7 @@ class Process:
         manager: Manager | None = None,
     ) -> None:
         booked = loaded.site.booking is not None
+        options = replace(options, settings=with_rules_of(loaded.site.booking, options.settings))
         if not options.public:
             refuse_public(options.host, login=booked)
         if booked:

@@ -19,6 +19,7 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gpuyard.database.errors import StoreError
 from gpuyard.model.booking import Person
 from gpuyard.model.rights import BOOKING_ROLES, SEEING_ROLES
 from gpuyard.openstack.errors import CloudError
@@ -151,10 +152,14 @@ class Authenticator:
         token = self.token_of(request)
         self.sessions.end(request.cookies.get(self.cookie_name(request), ""))
         if token:
-            try:
-                self.directory.spend(token)
-            except CloudError as error:
-                LOG.warning("a token of somebody who has logged out is good until it expires: %s", error)
+            self.revoke(token)
+
+    def revoke(self, token: str) -> None:
+        """Revoke a token that nobody needs any more, as far as Keystone answers."""
+        try:
+            self.directory.spend(token)
+        except CloudError as error:
+            LOG.warning("a token of somebody who has logged out is good until it expires: %s", error)
 
     def end_all(self, user_id: str) -> int:
         """Log a user out everywhere and delete their calendar feeds; return how many sessions that were."""
@@ -172,7 +177,7 @@ class Authenticator:
         away = False
         try:
             answer = ask()
-        except CloudError:
+        except (CloudError, StoreError):
             away = True
             raise
         finally:
@@ -180,14 +185,14 @@ class Authenticator:
                 counted.give_back()
         return answer
 
-    def use_login(self, token: str, expires: datetime) -> bool:
+    def use_login(self, token: str, facts: TokenFacts) -> bool:
         """Make sure that a token of single sign-on opens no second session; return whether it was the first.
 
-        A session that keeps the token needs it valid, so that is recorded here. Without, Keystone revokes it.
+        A session that keeps the token needs it valid, so that is recorded here. Where none does, Keystone revokes it,
+        too.
         """
-        if self.settings.keeps_tokens:
-            return self.sessions.use_login(token, expires)
-        return self.directory.spend(token)
+        first = self.sessions.use_login(facts.audit_id or token, facts.expires)
+        return first and (self.settings.keeps_tokens or self.directory.spend(token))
 
     def remember(self, user: str, address: str, user_id: str) -> None:
         """Record that somebody has logged in as a user from an address. `user` as for `guess`."""

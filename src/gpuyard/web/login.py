@@ -108,7 +108,11 @@ def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) 
         try:
             facts = _by_token(request, authenticator, form)
             login = Login(facts.user_id, form.get("token", ""), facts.expires)
-            return _enter(request, authenticator, login, facts.expires, "", IN_GROUPS if facts.in_groups else "")
+            try:
+                return _enter(request, authenticator, login, facts.expires, "", IN_GROUPS if facts.in_groups else "")
+            except Refusal:
+                authenticator.revoke(login.token)  # no session keeps it
+                raise
         except Refusal as refusal:
             return page.refuse(request, refusal, {})
 
@@ -116,9 +120,9 @@ def install(app: FastAPI, sources: PortalContext, authenticator: Authenticator) 
     def log_out(request: Request, form: Form) -> Response:
         """Here, or, when the form says so, in all browsers of the user's, and delete their feeds."""
         visitor = require_visitor(request)
+        authenticator.end(request)
         if form.get("everywhere"):
             authenticator.end_all(visitor.person.user_id)
-        authenticator.end(request)
         answer = RedirectResponse("login?sso=left" if settings.websso else "login", 303)
         authenticator.clear_cookie(request, answer)
         return answer
@@ -189,7 +193,7 @@ def _by_token(request: Request, authenticator: Authenticator, form: dict[str, st
     def ask() -> TokenFacts | None:
         token = form.get("token", "")
         facts = authenticator.directory.login_token(token)
-        return facts if facts and facts.federated and authenticator.use_login(token, facts.expires) else None
+        return facts if facts and facts.federated and authenticator.use_login(token, facts) else None
 
     try:
         facts = authenticator.guess("", address, FAILED, ask)

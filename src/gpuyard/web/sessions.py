@@ -81,9 +81,10 @@ class Sessions:
         session = self.find(cookie, used=False)
         return unseal(session.sealed_token, cookie) if session else ""
 
-    def use_login(self, token: str, expires: datetime) -> bool:
-        """Record that a token of single sign-on begins a session; return whether it is the first time."""
-        return self._store.use_login(digest_of(token), expires)
+    def use_login(self, audit_id: str, expires: datetime) -> bool:
+        """Record that a token of single sign-on begins a session; return whether it is the first time. `audit_id`:
+        Keystone's of the token, since the token itself can be spelled in several ways."""
+        return self._store.use_login(digest_of(audit_id), expires)
 
     def switch(self, session: Session, project_id: str) -> Session:
         """Switch a session to another project."""

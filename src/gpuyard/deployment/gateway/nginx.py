@@ -22,7 +22,8 @@ BROWSER_HEADERS = ("Cookie", "Origin", "Referer", "Sec-Fetch-Site")
 PORTAL_HEADERS = (
     "Accept", "Accept-Encoding", "Accept-Language", "Authorization", "Content-Type", "Idempotency-Key", "If-Match",
     "If-None-Match", "Last-Event-ID", "User-Agent", "X-Auth-Token", "X-CSRF-Token", "X-GitHub-Delivery",
-    "X-GitHub-Event", "X-GitHub-Hook-Installation-Target-Type", "X-Hub-Signature-256", *BROWSER_HEADERS,
+    "X-GitHub-Event", "X-GitHub-Hook-Installation-Target-Type", "X-Gpuyard-Idle", "X-Hub-Signature-256",
+    *BROWSER_HEADERS,
 )  # fmt: skip
 DASHBOARD_HEADERS = (
     "Accept", "Accept-Encoding", "Accept-Language", "Content-Type", "If-Modified-Since", "If-None-Match", "User-Agent",

@@ -245,6 +245,7 @@ OF_PORTAL = (
     (READ, "/", "the map"),
     (READ, "/{page}", "pages"),
     (P, "/{login|logout|project}", "to log in and out, and to look at another project"),
+    (P, "/{launch|server}", "to start a server, and what is done with it"),
     (P, "/login/sso", "what comes back from single sign-on"),
     (READ, "/static/{name}", "what pages are made of"),
     (READ, "/docs/{rest}", "the documentation"),

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request
@@ -34,6 +36,8 @@ from gpuyard.web.problems import Refusal
 
 NEW_KEY, PASTED_KEY = "+new", "+paste"
 """Values of the field ``key`` besides names of key pairs, in which Nova allows no plus."""
+PATIENCE = 30.0
+"""Seconds that a second click waits for the first."""
 FORM_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 
 
@@ -85,22 +89,26 @@ class LaunchPages:
     def __init__(self, context: InventoryContext, flavors: dict[str, FlavorObject], access: PersonalAccess) -> None:
         self._context, self._flavors, self._access = context, flavors, access
         self._pci_ids = PciIds.of_this_machine()
+        self._lock = Lock()
+        self._forms: dict[str, tuple[Lock, int]] = {}
+        """Id of a form that is being worked on -> its lock, and how many requests have or want it."""
 
     def install(self, app: FastAPI) -> None:
         @app.get("/launch", include_in_schema=False)
         def launch_form(request: Request, flavor: Annotated[str, Query(max_length=255)]) -> Response:
             visitor = require_page_visitor(request)
             refuse_reader(visitor)
-            choices = self._choices(self._access.open(request, visitor), flavor)
+            with self._access.opened(request, visitor) as cloud:
+                choices = self._choices(cloud, flavor)
             return self._page(request, visitor, self._view(choices, _defaults(choices, visitor, self._pool(flavor))))
 
         @app.post("/launch", include_in_schema=False)
         def launch(request: Request, form: Form) -> Response:
             visitor = require_visitor(request)
             refuse_reader(visitor)
-            cloud = self._access.open(request, visitor)
-            view = self._view(self._choices(cloud, form.get("flavor", "")), Answers.of(form))
-            return self._launch(request, visitor, cloud, view)
+            with self._access.opened(request, visitor) as cloud:
+                view = self._view(self._choices(cloud, form.get("flavor", "")), Answers.of(form))
+                return self._launch(request, visitor, cloud, view)
 
     def _launch(self, request: Request, visitor: Visitor, cloud: PersonalCloud, view: LaunchView) -> Response:
         """Add the key, start the server, and show it; or show the form again with the reasons."""
@@ -108,8 +116,11 @@ class LaunchPages:
         if problems:
             return self._page(request, visitor, replace(view, problems=problems), 422)
         try:
-            view = self._with_key(cloud, view, visitor)
-            server = cloud.start(_order(view))
+            with self._one_at_a_time(view.answers.form):
+                if server := cloud.started(view.answers.form):
+                    return RedirectResponse(f"server?id={server}", 303)
+                view = self._with_key(cloud, view, visitor)
+                server = cloud.start(_order(view))
         except UsageError as error:
             return self._page(request, visitor, replace(view, problems=[str(error)]), 422)
         except (CloudError, TokenExpiredError) as error:
@@ -125,7 +136,7 @@ class LaunchPages:
         answers = view.answers
         if answers.key not in (NEW_KEY, PASTED_KEY):
             return view
-        name = f"{suggested_name(visitor.person.user, '')}-{self._context.now():%Y%m%d-%H%M%S}"
+        name = f"{suggested_name(visitor.person.user, '')}-{self._context.now():%Y%m%d}-{answers.form[:6]}"
         private = ""
         if answers.key == NEW_KEY:
             name = f"{MADE_KEY}{name}"
@@ -137,20 +148,39 @@ class LaunchPages:
         choices = replace(view.choices, keys=[*view.choices.keys, name])
         return replace(view, choices=choices, answers=replace(answers, key=name), private_key=private)
 
-    def _choices(self, cloud: PersonalCloud, flavor: str) -> LaunchChoices:
-        """Return the choices for a flavor. Raises Refusal."""
+    @contextmanager
+    def _one_at_a_time(self, form: str) -> Iterator[None]:
+        """Hold back a second request with the same form until the first is answered: browsers send two for two
+        clicks. Raises Refusal when that takes too long."""
+        with self._lock:
+            lock, waiting = self._forms.get(form, (Lock(), 0))
+            self._forms[form] = (lock, waiting + 1)
         try:
-            own = next((candidate for candidate in cloud.flavors() if candidate.name == flavor), None)
-            if own is None:
-                raise Refusal(404, "not_found", f"Your project sees no flavor {flavor!r}; choose one at Start.")
-            pool = self._pool(flavor)
-            gpu = next((gpu for gpu in self._context.gpus if gpu.pool == pool), None)
-            generation = generation_of(gpu.ids, self._pci_ids) if gpu else None
-            images = order_images(cloud.images(), own, gpu.model if gpu else "", generation)
-            networks = [network for network in cloud.networks() if not network.external]
-            return LaunchChoices(own, images, networks, cloud.key_names())
-        except (CloudError, TokenExpiredError) as error:
-            raise refusal_of(error) from None
+            if not lock.acquire(timeout=PATIENCE):
+                raise Refusal(
+                    503, "busy", "The same form is being worked on; look at My GPUs in a moment.", retry_after=10
+                )
+            try:
+                yield
+            finally:
+                lock.release()
+        finally:
+            with self._lock:
+                lock, waiting = self._forms.pop(form)
+                if waiting > 1:
+                    self._forms[form] = (lock, waiting - 1)
+
+    def _choices(self, cloud: PersonalCloud, flavor: str) -> LaunchChoices:
+        """Return the choices for a flavor. Raises Refusal, CloudError, TokenExpiredError."""
+        own = next((candidate for candidate in cloud.flavors() if candidate.name == flavor), None)
+        if own is None:
+            raise Refusal(404, "not_found", f"Your project sees no flavor {flavor!r}; choose one at Start.")
+        pool = self._pool(flavor)
+        gpu = next((gpu for gpu in self._context.gpus if gpu.pool == pool), None)
+        generation = generation_of(gpu.ids, self._pci_ids) if gpu else None
+        images = order_images(cloud.images(), own, gpu.model if gpu else "", generation)
+        networks = [network for network in cloud.networks() if not network.external]
+        return LaunchChoices(own, images, networks, cloud.key_names())
 
     def _pool(self, flavor: str) -> str:
         known = self._flavors.get(flavor)
@@ -163,7 +193,9 @@ class LaunchPages:
 
     def _page(self, request: Request, visitor: Visitor, view: LaunchView, status: int = 200) -> HTMLResponse:
         html = render(
-            "launch.html", site=self._context.site_name, nav=navigation_of(visitor, request), view=view,
+            "launch.html", site=self._context.site_name, view=view,
+            # Whoever looks at another project from here begins anew.
+            nav=replace(navigation_of(visitor, request), here="/mine"),
             new_key=NEW_KEY, pasted_key=PASTED_KEY,
         )  # fmt: skip
         # The token of the session is in it, and perhaps a private key.

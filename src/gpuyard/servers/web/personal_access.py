@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
 
 from starlette.requests import Request
 
@@ -20,22 +23,47 @@ LOG_IN_AGAIN = (
 """Sessions last longer than Keystone's tokens where these live less than 12 hours."""
 
 
-@dataclass(frozen=True)
+AT_ONCE, AT_ONCE_EACH = 10, 3
+"""Requests that may be waiting for OpenStack in people's names, of all and of one person. Each keeps one of the portal's
+40 threads, and the others must be able to log in and to book while Nova hangs."""
+
+
 class PersonalAccess:
-    """Opens clouds for visitors of one portal."""
+    """Opens clouds for visitors of one portal. Safe to use from several threads."""
 
-    clouds: PersonalClouds
-    authenticator: Authenticator
+    def __init__(self, clouds: PersonalClouds, authenticator: Authenticator) -> None:
+        self._clouds, self._authenticator = clouds, authenticator
+        self._lock = Lock()
+        self._waiting: Counter[str] = Counter()
+        """User's id -> requests that are being answered."""
 
-    def open(self, request: Request, visitor: Visitor) -> PersonalCloud:
-        """Return the cloud as the visitor sees it in the project that they look at. Raises Refusal."""
-        token = self.authenticator.token_of(request)
+    @contextmanager
+    def opened(self, request: Request, visitor: Visitor) -> Iterator[PersonalCloud]:
+        """Open the cloud as the visitor sees it in the project that they look at. Errors of OpenStack become refusals,
+        in its own words. Raises Refusal."""
+        token = self._authenticator.token_of(request)
         if not token:
             raise Refusal(403, "log_in_again", LOG_IN_AGAIN)
+        with self._place(visitor.person.user_id):
+            try:
+                yield self._clouds.open(token, visitor.person.project_id)
+            except (CloudError, TokenExpiredError) as error:
+                raise refusal_of(error) from None
+
+    @contextmanager
+    def _place(self, user_id: str) -> Iterator[None]:
+        """Take one of the places of those who wait for OpenStack. Raises Refusal when there is none."""
+        with self._lock:
+            if self._waiting[user_id] >= AT_ONCE_EACH or self._waiting.total() >= AT_ONCE:
+                text = "Too many requests wait for OpenStack; try again in a moment."
+                raise Refusal(503, "busy", text, retry_after=5)
+            self._waiting[user_id] += 1
         try:
-            return self.clouds.open(token, visitor.person.project_id)
-        except (CloudError, TokenExpiredError) as error:
-            raise refusal_of(error) from None
+            yield
+        finally:
+            with self._lock:
+                self._waiting[user_id] -= 1
+                self._waiting += Counter()  # without those that are zero
 
 
 def refuse_reader(visitor: Visitor) -> None:

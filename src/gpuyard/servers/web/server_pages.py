@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request
@@ -13,10 +11,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.inventory.web.presenter import gpu_href
 from gpuyard.model.text import printable_lines
-from gpuyard.openstack.errors import CloudError
-from gpuyard.openstack.personal import PersonalCloud, PersonalServer, ServerAction, TokenExpiredError
+from gpuyard.openstack.personal import PersonalCloud, PersonalServer, ServerAction
 from gpuyard.servers.presenter import ServerPage, server_page
-from gpuyard.servers.web.personal_access import PersonalAccess, refusal_of, refuse_reader
+from gpuyard.servers.web.personal_access import PersonalAccess, refuse_reader
 from gpuyard.web.assets import render
 from gpuyard.web.forms import Form
 from gpuyard.web.navigation import navigation_of
@@ -33,9 +30,8 @@ def install(app: FastAPI, context: InventoryContext, access: PersonalAccess) -> 
     @app.get("/server", include_in_schema=False)
     def show_server(request: Request, id: ServerId) -> HTMLResponse:
         visitor = require_page_visitor(request)
-        cloud = access.open(request, visitor)
-        server = _require_server(cloud, id)
-        with _refusing():
+        with access.opened(request, visitor) as cloud:
+            server = _require_server(cloud, id)
             page, log = _read(cloud, server), cloud.console_log(server.id)
         html = render(
             "server_page.html",
@@ -53,64 +49,53 @@ def install(app: FastAPI, context: InventoryContext, access: PersonalAccess) -> 
         """Lead to the server's console, at an address that Nova makes for this once."""
         visitor = require_page_visitor(request)
         refuse_reader(visitor)
-        cloud = access.open(request, visitor)
-        server = _require_server(cloud, id)
-        with _refusing():
-            address = cloud.console(server.id)
+        with access.opened(request, visitor) as cloud:
+            address = cloud.console(_require_server(cloud, id).id)
         if not address.startswith(("https://", "http://")):
-            raise Refusal(
-                502, "no_console", "This cloud's console is not for browsers; use 'openstack console url show'."
-            )
+            text = "This cloud's console is not for browsers; use 'openstack console url show'."
+            raise Refusal(502, "no_console", text)
         return RedirectResponse(address, 303, headers={"Cache-Control": "no-store"})
 
     @app.post("/server", include_in_schema=False)
     def act_on_server(request: Request, form: Form) -> Response:
         visitor = require_visitor(request)
         refuse_reader(visitor)
-        cloud = access.open(request, visitor)
-        server = _require_server(cloud, form.get("id", ""))
-        with _refusing():
-            _action(cloud, server, form.get("action", ""))()
+        with access.opened(request, visitor) as cloud:
+            server = _require_server(cloud, form.get("id", ""))
+            _act(cloud, server, form.get("action", ""))
         deleted = form.get("action") == ServerAction.DELETE
         return RedirectResponse("mine" if deleted else f"server?id={server.id}", 303)
 
 
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Turn errors of OpenStack into refusals, in its own words."""
-    try:
-        yield
-    except (CloudError, TokenExpiredError) as error:
-        raise refusal_of(error) from None
-
-
 def _require_server(cloud: PersonalCloud, id: str) -> PersonalServer:
-    """Return a server of the project. Raises Refusal 404."""
-    with _refusing():
-        server = cloud.server(id) if ID.fullmatch(id) else None
+    """Return a server of the project. Raises Refusal 404, CloudError, TokenExpiredError."""
+    server = cloud.server(id) if ID.fullmatch(id) else None
     if server is None:
         raise Refusal(404, "not_found", "Your project has no such server; it may be deleted, or of another project.")
     return server
 
 
 def _read(cloud: PersonalCloud, server: PersonalServer) -> ServerPage:
-    user = next((image.user for image in cloud.images() if image.id == server.image), "")
+    user = cloud.image_user(server.image)
+    if not server.addresses:
+        return server_page(server, user, external=False, admits_ssh=True)
     external = any(network.external for network in cloud.networks())
     return server_page(server, user, external, cloud.admits_ssh(server.id))
 
 
-def _action(cloud: PersonalCloud, server: PersonalServer, action: str) -> Callable[[], None]:
-    """Return what does an action. Raises Refusal for one that there is not."""
+def _act(cloud: PersonalCloud, server: PersonalServer, action: str) -> None:
+    """Have an action begin. Raises Refusal for one that there is not, CloudError, TokenExpiredError."""
     if action == ADD_FLOATING_IP:
         network = next((network.id for network in cloud.networks() if network.external), None)
         if network is None:
             raise Refusal(409, "no_external_network", "Your project sees no network for floating IPs.")
-        return lambda: cloud.add_floating_ip(server.id, network)
-    if action == ADMIT_SSH:
-        return lambda: cloud.admit_ssh(server.id)
-    if action in set(ServerAction):
-        return lambda: cloud.act(server.id, ServerAction(action))
-    raise Refusal(422, "no_such_action", "There is no such action; use the buttons of the server's page.")
+        cloud.add_floating_ip(server.id, network)
+    elif action == ADMIT_SSH:
+        cloud.admit_ssh(server.id)
+    elif action in set(ServerAction):
+        cloud.act(server.id, ServerAction(action))
+    else:
+        raise Refusal(422, "no_such_action", "There is no such action; use the buttons of the server's page.")
 
 
 def _gpus(context: InventoryContext, server_id: str) -> list[tuple[str, str]]:

@@ -129,7 +129,7 @@ function usable(booking, zone) {
 function starting(booking) {
   // how a server is started on one's own booking: by a button, or with a command to be copied
   if (!booking.mine || !booking.command || !isOpen(booking)) return [];
-  if (CONFIG.launches && booking.state === "active")
+  if (CONFIG.launches && booking.state === "active" && booking.project === CONFIG.project)
     return booking.flavors.map((flavor) =>
       make("a", {class: "small-button", href: `launch?flavor=${encodeURIComponent(flavor)}`}, `Start a server of ${flavor}`),
     );

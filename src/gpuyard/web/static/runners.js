@@ -4,7 +4,19 @@
 const EVERY = Number(document.documentElement.dataset.every) || 10000; // ms between loads, while somebody may be looking
 const main = () => document.getElementById("main");
 
+let loading = false;
+
 async function load() {
+  if (loading) return; // a slow cloud is not asked again before it has answered
+  loading = true;
+  try {
+    await loadOnce();
+  } finally {
+    loading = false;
+  }
+}
+
+async function loadOnce() {
   if (document.hidden || document.getSelection()?.type === "Range") return; // what is being copied shall stay
   let answer, text;
   try { // nobody touched the page: the session does not count as used (gate.py)
