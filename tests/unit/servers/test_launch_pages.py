@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +13,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from gpuyard.openstack.errors import CloudError
+from gpuyard.openstack.personal import PersonalFlavor
 from gpuyard.servers.keys import new_key_pair
+from gpuyard.servers.web.personal_access import AT_ONCE_EACH
 from tests.support.ledgers import ADA, BOB, EVE
 from tests.support.people import people, token_of
 from tests.support.personal_clouds import FLAVOR, LAN, PLAIN, UBUNTU, InMemoryPersonalCloud, InMemoryPersonalClouds
@@ -98,11 +103,11 @@ def test_a_refused_server_does_not_lose_the_new_key(launch: Launch) -> None:
 
 
 def test_a_pasted_key_is_checked(launch: Launch) -> None:
+    answer = launch.client.post("/launch", data={**FORM, "key": "+paste", "public_key": "ssh-rsa nonsense"})
+    assert (answer.status_code, "This is no public key of OpenSSH" in answer.text) == (422, True)
     public = new_key_pair("ada").public
     assert launch.client.post("/launch", data={**FORM, "key": "+paste", "public_key": public}).status_code == 303
     assert [*launch.cloud.public_keys.values()] == [public]
-    answer = launch.client.post("/launch", data={**FORM, "key": "+paste", "public_key": "ssh-rsa nonsense"})
-    assert (answer.status_code, "This is no public key of OpenSSH" in answer.text) == (422, True)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +177,48 @@ def test_logging_out_ends_the_token_and_everybody_has_their_own(launch: Launch) 
     assert launch.client.post("/logout").status_code == 303
     assert "unscoped-ada" not in launch.portal.people.tokens
     assert "unscoped-bob" in launch.portal.people.tokens
+
+
+def test_two_clicks_start_one_server_with_the_key_that_is_shown(launch: Launch) -> None:
+    inside, others = threading.Barrier(2), threading.Event()
+    add_key = launch.cloud.add_key
+
+    def slow(name: str, public_key: str) -> None:
+        inside.wait(10)
+        others.wait(1)  # meanwhile the second click is there
+        add_key(name, public_key)
+
+    launch.cloud.add_key = slow  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(launch.client.post, "/launch", data={**FORM, "key": "+new"})
+        inside.wait(10)
+        second = pool.submit(launch.client.post, "/launch", data={**FORM, "key": "+new"})
+        answers = first.result(), second.result()
+    assert [answer.status_code for answer in answers] == [200, 303]
+    assert len(launch.cloud.orders) == len(launch.cloud.public_keys) == 1
+
+
+def test_whoever_waits_for_openstack_leaves_room_for_others(launch: Launch) -> None:
+    go, inside = threading.Event(), threading.Semaphore(0)
+    flavors = launch.cloud.flavors
+
+    def hanging() -> Sequence[PersonalFlavor]:
+        inside.release()
+        assert go.wait(10)
+        return flavors()
+
+    launch.cloud.flavors = hanging  # type: ignore[method-assign]
+    with ThreadPoolExecutor(AT_ONCE_EACH) as pool:
+        page = {"flavor": FLAVOR.name}
+        hung = [pool.submit(launch.client.get, "/launch", params=page) for _ in range(AT_ONCE_EACH)]
+        for _ in hung:
+            assert inside.acquire(timeout=10)
+        refused = launch.client.get("/launch", params=page)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert launch.client.get("/bookings").status_code == 200
+        go.set()
+        assert [answer.result().status_code for answer in hung] == [200] * AT_ONCE_EACH
+    assert launch.client.get("/launch", params=page).status_code == 200
 
 
 def test_the_database_has_no_token(launch: Launch, tmp_path: Path) -> None:

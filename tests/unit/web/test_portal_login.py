@@ -869,7 +869,7 @@ def test_who_is_only_in_groups_that_keystone_forgets_is_told(tmp_path: Path) -> 
     portal = booking_portal(tmp_path, settings=SSO)
     portal.people.users_by_id[BOB.user_id].roles.clear()
     for in_groups in (False, True):
-        facts = TokenFacts(BOB.user_id, "bob", LATER, None, federated=True, in_groups=in_groups)
+        facts = TokenFacts(BOB.user_id, "bob", LATER, None, True, audit_id=f"a-{in_groups}", in_groups=in_groups)
         portal.people.tokens["t"] = facts
         answer = portal.browser().client.post("/login/sso", data={"token": "t"}, headers={"Origin": KEYSTONE})
         assert answer.status_code == 403

