@@ -37,7 +37,7 @@ class Bench:
     def order(self, **values: str) -> ServerOrder:
         cloud = self.cloud
         flavor = next(flavor.id for flavor in cloud.flavors() if flavor.name == self.flavor)
-        network = next(network.id for network in cloud.networks() if not network.external)
+        network = next(network.id for network in cloud.networks() if network.attachable)
         order = ServerOrder("ada-t4", flavor, cloud.images()[0].id, network, "", "form-1")
         return replace(order, **values)
 
@@ -96,6 +96,8 @@ def a_server_is_stopped_started_and_deleted(bench: Bench) -> None:
         (ServerAction.STOP, "SHUTOFF"),
         (ServerAction.START, "ACTIVE"),
         (ServerAction.HARD_REBOOT, "ACTIVE"),
+        (ServerAction.SHELVE, "SHELVED_OFFLOADED"),
+        (ServerAction.UNSHELVE, "ACTIVE"),
         (ServerAction.REBUILD, "ACTIVE"),
     ):
         cloud.act(id, action)

@@ -23,12 +23,13 @@ from tests.support.people import InMemoryPeople
 FLAVOR = PersonalFlavor("f-t4", "t4.15cores90GB", 15, 92160, 40)
 UBUNTU = PersonalImage("i-ubuntu", "ubuntu-24.04-580", "580", 20, 2048, "ubuntu")
 PLAIN = PersonalImage("i-plain", "debian-12", "", 3, 512, "debian")
-LAN, OUTSIDE = PersonalNetwork("n-lan", "lan", False), PersonalNetwork("n-public", "public", True)
+LAN, OUTSIDE = PersonalNetwork("n-lan", "lan", False, True), PersonalNetwork("n-public", "public", True, False)
 AFTER = {
     ServerAction.START: "ACTIVE",
     ServerAction.STOP: "SHUTOFF",
     ServerAction.REBOOT: "ACTIVE",
     ServerAction.HARD_REBOOT: "ACTIVE",
+    ServerAction.SHELVE: "SHELVED_OFFLOADED",
     ServerAction.UNSHELVE: "ACTIVE",
     ServerAction.REBUILD: "ACTIVE",
 }
@@ -125,7 +126,7 @@ class InMemoryPersonalCloud:
         else:
             self.servers[server_id] = replace(self.servers[server_id], status=AFTER[action])
 
-    def add_floating_ip(self, server_id: str, network: str) -> None:
+    def add_floating_ip(self, server_id: str) -> None:
         server = self.servers[server_id]
         if not server.addresses:
             raise CloudError("no port", 409, "The server has no network port yet.")

@@ -12,9 +12,9 @@ DOMAIN = "default"
 """Id of the Keystone domain that a site's projects are in."""
 
 
-SITE_KEY = "gpuyard_site"
 IMAGE_DRIVER_KEY = "gpuyard_driver"
 """Property of an image with the branch of NVIDIA's driver in it."""
+SITE_KEY = "gpuyard_site"
 """Metadata key of a server that gpuyard itself has started; its value is the site."""
 AGENT_WORD = "gpuyard_agent"
 """Metadata key of a server with the task of the agent in its guest (docs/how-to/what-the-agent-sends.md)."""

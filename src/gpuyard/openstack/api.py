@@ -68,6 +68,8 @@ class CloudApi:
         self.name: str = connection.config.name or "the environment"
         self.region: str = connection.config.region_name or ""
         self._connection = connection
+        # A cache of clouds.yaml would have the tokens of people in its keys.
+        connection.cache_enabled = False
         self._adapters: dict[str, Adapter] = {
             "compute": connection.compute,
             "placement": connection.placement,
@@ -144,7 +146,7 @@ class CloudApi:
             keywords["params"] = query
         keywords["headers"] = {**_for_whom(), **(headers or {})}
         if personal:
-            keywords |= {"authenticated": False, "log": False}
+            keywords |= {"authenticated": False, "log": False, **self._endpoint_of_all(service)}
         if service in MICROVERSIONS:
             keywords["microversion"] = MICROVERSIONS[service]
         began, status = monotonic(), None
@@ -163,6 +165,18 @@ class CloudApi:
             text = f"cloud {self.name}: {method} {service} {path}: {answer.status_code} {reason}"
             raise CloudError(text, answer.status_code, reason)
         return answer
+
+    def _endpoint_of_all(self, service: str) -> dict[str, str]:
+        """Return the endpoint without our project in it, where the catalogue has one with it, as older deployments
+        have of Nova: "%(tenant_id)s". Nova refuses it to other projects, and knows itself without."""
+        if service != "compute":
+            return {}
+        try:
+            endpoint = str(self._adapters[service].get_endpoint() or "").rstrip("/")
+        except (auth_errors.ClientException, sdk_errors.SDKException) as error:
+            raise CloudError(f"cloud {self.name}: {_explain(error)}") from None
+        ours = f"/{self.project}"
+        return {"endpoint_override": endpoint.removesuffix(ours)} if endpoint.endswith(ours) else {}
 
     def send(self, service: str, path: str, content: Sized, timeout: float) -> None:
         """PUT content that is too large for memory, once: what has been sent cannot be sent again. `content` is read

@@ -21,7 +21,7 @@ from gpuyard.openstack.errors import CloudError
 if TYPE_CHECKING:
     from gpuyard.openstack.api import CloudApi
 
-UNAUTHORIZED, NOT_FOUND, CONFLICT = 401, 404, 409
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT = 401, 403, 404, 409
 SOON = 10.0
 """Seconds to wait for an answer that somebody waits for in front of a page."""
 START_TAG = "gpuyard-start-"
@@ -31,12 +31,17 @@ SSH_GROUP = "gpuyard-ssh"
 CONSOLE_LINES = 60
 CONSOLES = (("vnc", "novnc"), ("spice", "spice-html5"), ("serial", "serial"))
 """Consoles for browsers, the one that shows a screen first: Nova's protocol and type."""
-NETWORK_FIELDS = ["id", "name", "project_id", "shared", "router:external"]
+SWITCHED_OFF = (400, 501)
+"""Nova's answers for a type of console that a cloud does not have."""
+OF_A_HOST = 3.0
+"""Seconds to wait for what only the server's host can tell: a dead one lets Nova wait for a minute."""
+EXTERNAL = "router:external"
+NETWORK_FIELDS = ["id", "name", "project_id", "shared", "subnets", EXTERNAL]
+GIB = 1 << 30
 BRANCH = re.compile(r"[0-9]{1,4}")
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 MOST = 500
 """The most images that are listed."""
-EXTERNAL = "router:external"
 SSH = 22
 ANY_IPV4 = "0.0.0.0/0"
 
@@ -50,6 +55,7 @@ class ServerAction(StrEnum):
 
     START = "start"
     STOP = "stop"
+    SHELVE = "shelve"
     REBOOT = "reboot"
     HARD_REBOOT = "hard-reboot"
     UNSHELVE = "unshelve"
@@ -62,6 +68,7 @@ BODIES: Mapping[ServerAction, Mapping[str, Any]] = {
     ServerAction.STOP: {"os-stop": None},
     ServerAction.REBOOT: {"reboot": {"type": "SOFT"}},
     ServerAction.HARD_REBOOT: {"reboot": {"type": "HARD"}},
+    ServerAction.SHELVE: {"shelve": None},
     ServerAction.UNSHELVE: {"unshelve": None},
 }
 """Bodies of Nova's ``POST /servers/{id}/action``."""
@@ -76,7 +83,7 @@ class PersonalImage:
     driver: str
     """The branch of NVIDIA's driver in an image that gpuyard has built; empty for one without, and for others."""
     disk: int
-    """GiB that the root disk must have."""
+    """GiB that the root disk must have: what its owner says, and at least its size."""
     ram: int
     """MiB that the server must have."""
     user: str
@@ -89,6 +96,9 @@ class PersonalNetwork:
     name: str
     external: bool
     """Whether floating IPs come from it."""
+    attachable: bool
+    """Whether servers of the project can be in it: Nova admits none to an external network that is not shared
+    (`_get_available_networks` and validation in nova/network/neutron.py), and it must have a subnet."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,8 @@ class PersonalServer:
     """Nova's message, for a server in ERROR."""
     security_groups: Sequence[str] = field(default_factory=tuple)
     """Their names, each once."""
+    launched: bool = True
+    """Whether it has ever run; Nova neither reboots nor rebuilds one that has not."""
 
 
 class PersonalCloud(Protocol):
@@ -199,8 +211,8 @@ class PersonalCloud(Protocol):
         """Have Nova begin an action; a server that is to be deleted may be gone already."""
         ...
 
-    def add_floating_ip(self, server_id: str, network: str) -> None:
-        """Take a floating IP of an external network, and give it to the server."""
+    def add_floating_ip(self, server_id: str) -> None:
+        """Take a floating IP of an external network that a router leads to, and give it to the server."""
         ...
 
     def admits_ssh(self, server_id: str) -> bool:
@@ -231,7 +243,13 @@ class KeystonePersonalClouds:
         try:
             scoped, facts = self._api.issue_token(auth, SOON)
         except CloudError as error:
-            raise _expired(error) from None
+            # 404: unknown, expired or revoked, or its user is disabled. 401: the project, or a role in it, is gone.
+            if error.status == NOT_FOUND:
+                raise _ended() from None
+            if error.status == UNAUTHORIZED:
+                text = "Keystone gives you no token for this project any more; ask its administrator for a role."
+                raise CloudError(str(error), FORBIDDEN, text) from None
+            raise
         admin = any(role["name"].lower() == "admin" for role in facts.get("roles", ()))
         return OpenStackPersonalCloud(self._api, scoped, project_id, admin)
 
@@ -246,11 +264,13 @@ class OpenStackPersonalCloud:
         self._api, self._token, self._project, self._admin = api, token, project_id, admin
 
     def images(self) -> list[PersonalImage]:
-        rows = self._get("image", "/images", limit=MOST, status="active", sort="name:asc")["images"]
-        return [_image(row) for row in rows if self._may_start(row)]
-
-    def _may_start(self, image: Mapping[str, Any]) -> bool:
-        return not self._admin or image.get("owner") == self._project or image.get("visibility") == "public"
+        searches: list[dict[str, str]] = [{"owner": self._project}, {"visibility": "public"}] if self._admin else [{}]
+        rows = {
+            row["id"]: row
+            for search in searches
+            for row in self._get("image", "/images", limit=MOST, status="active", sort="name:asc", **search)["images"]
+        }
+        return [_image(row) for row in rows.values()]
 
     def image_user(self, image_id: str) -> str:
         if not image_id:
@@ -265,7 +285,12 @@ class OpenStackPersonalCloud:
     def networks(self) -> list[PersonalNetwork]:
         rows = self._get("network", "/networks", fields=NETWORK_FIELDS)["networks"]
         networks = [
-            PersonalNetwork(row["id"], row["name"], bool(row.get(EXTERNAL)))
+            PersonalNetwork(
+                row["id"],
+                row["name"],
+                external=bool(row.get(EXTERNAL)),
+                attachable=bool(row["subnets"]) and bool(row["shared"] or not row.get(EXTERNAL)),
+            )
             for row in rows
             if row.get("project_id") == self._project or row["shared"] or row.get(EXTERNAL)
         ]
@@ -309,23 +334,25 @@ class OpenStackPersonalCloud:
     def console_log(self, server_id: str) -> str:
         body = {"os-getConsoleOutput": {"length": CONSOLE_LINES}}
         try:
-            return str(self._ask("POST", "compute", f"/servers/{server_id}/action", body).get("output") or "")
-        except CloudError as error:
-            if error.status is None:
-                raise
-            return ""  # it has not begun, or its hypervisor keeps none
+            answer = self._ask("POST", "compute", f"/servers/{server_id}/action", body, timeout=OF_A_HOST)
+        except CloudError:
+            return ""  # it has not begun, its hypervisor keeps none, or its host does not answer
+        return str(answer.get("output") or "")
 
     def console(self, server_id: str) -> str:
+        first: CloudError | None = None
         for protocol, kind in CONSOLES:
             body = {"remote_console": {"protocol": protocol, "type": kind}}
             try:
                 answer = self._ask("POST", "compute", f"/servers/{server_id}/remote-consoles", body)
             except CloudError as error:
-                if kind == CONSOLES[-1][1] or error.status is None or error.status == CONFLICT:
+                if error.status not in SWITCHED_OFF:
                     raise
-                continue  # this cloud has another kind, if any
+                first = first or error
+                continue
             return str(answer["remote_console"]["url"])
-        raise AssertionError("the last kind returns or raises")
+        assert first is not None
+        raise first
 
     def act(self, server_id: str, action: ServerAction) -> None:
         if action is ServerAction.DELETE:
@@ -341,12 +368,24 @@ class OpenStackPersonalCloud:
             body = {"rebuild": {"imageRef": server.image if server else ""}}
         self._ask("POST", "compute", f"/servers/{server_id}/action", body)
 
-    def add_floating_ip(self, server_id: str, network: str) -> None:
+    def add_floating_ip(self, server_id: str) -> None:
         ports = self._ports(server_id)
         if not ports:
             raise CloudError("the server has no port in a network yet", CONFLICT, "The server has no network port yet.")
-        body = {"floatingip": {"floating_network_id": network, "port_id": ports[0]["id"]}}
-        self._ask("POST", "network", "/floatingips", body)
+        first: CloudError | None = None
+        for network in self.networks():
+            if network.external:
+                body = {"floatingip": {"floating_network_id": network.id, "port_id": ports[0]["id"]}}
+                try:
+                    self._ask("POST", "network", "/floatingips", body)
+                except CloudError as error:
+                    if error.status != NOT_FOUND:
+                        raise
+                    first = first or error  # no router leads from the port to this network
+                else:
+                    return
+        text = "Your project sees no network for floating IPs."
+        raise first or CloudError("there is no external network", CONFLICT, text)
 
     def admits_ssh(self, server_id: str) -> bool:
         ports = self._ports(server_id)
@@ -357,18 +396,18 @@ class OpenStackPersonalCloud:
 
     def admit_ssh(self, server_id: str) -> None:
         group = self._ssh_group()
+        if not any(map(_admits_ssh, self._rules(group))):
+            self._add_ssh_rule(group)
+        for port in self._ports(server_id):
+            groups = list(dict.fromkeys([*port["security_groups"], group]))
+            self._ask("PUT", "network", f"/ports/{port['id']}", {"port": {"security_groups": groups}})
+
+    def _add_ssh_rule(self, group: str) -> None:
         rule = {
             "security_group_id": group, "direction": "ingress", "ethertype": "IPv4", "protocol": "tcp",
             "port_range_min": SSH, "port_range_max": SSH, "remote_ip_prefix": ANY_IPV4,
         }  # fmt: skip
-        try:
-            self._ask("POST", "network", "/security-group-rules", {"security_group_rule": rule})
-        except CloudError as error:
-            if error.status != CONFLICT:  # the same rule is there already
-                raise
-        for port in self._ports(server_id):
-            groups = list(dict.fromkeys([*port["security_groups"], group]))
-            self._ask("PUT", "network", f"/ports/{port['id']}", {"port": {"security_groups": groups}})
+        self._ask("POST", "network", "/security-group-rules", {"security_group_rule": rule})
 
     def _ssh_group(self) -> str:
         """Return the id of the project's group, made when it is missing."""
@@ -395,25 +434,23 @@ class OpenStackPersonalCloud:
         path: str,
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, object] | None = None,
+        timeout: float = SOON,
     ) -> dict[str, Any]:
         headers = {"X-Auth-Token": self._token}
         try:
-            return self._api.request(method, service, path, body, query, headers, personal=True, timeout=SOON)
+            return self._api.request(method, service, path, body, query, headers, personal=True, timeout=timeout)
         except CloudError as error:
-            raise _expired(error) from None
+            if error.status == UNAUTHORIZED:
+                raise _ended() from None
+            raise
 
 
-def _expired(error: CloudError) -> Exception:
-    """What an error is for the person: Keystone answers 404 for a token that it does not know (any more)."""
-    unknown_token = error.status == NOT_FOUND and "/auth/tokens" in str(error)
-    if error.status == UNAUTHORIZED or unknown_token:
-        return TokenExpiredError("Your login at Keystone has ended; log in again.")
-    return error
+def _ended() -> TokenExpiredError:
+    return TokenExpiredError("Your login at Keystone has ended; log in again.")
 
 
 DEFAULT_USERS = {
     "almalinux": "almalinux",
-    "centos": "cloud-user",
     "debian": "debian",
     "fedora": "fedora",
     "rhel": "cloud-user",
@@ -421,7 +458,8 @@ DEFAULT_USERS = {
     "ubuntu": "ubuntu",
 }
 """Distribution -> the user that cloud-init makes in it, as its own tests have them (`default_user_exceptions` in
-tests/unittests/cmd/test_render_template.py): the distribution's name, but for those of Red Hat and CentOS."""
+tests/unittests/cmd/test_render_template.py): the distribution's name, but for those of Red Hat. CentOS is left out: its
+older images have ``centos``."""
 
 
 def _image(row: Mapping[str, Any]) -> PersonalImage:
@@ -430,7 +468,7 @@ def _image(row: Mapping[str, Any]) -> PersonalImage:
         id=str(row["id"]),
         name=str(row.get("name") or row["id"]),
         driver=_matching(BRANCH, row.get(IMAGE_DRIVER_KEY)),
-        disk=int(row.get("min_disk") or 0),
+        disk=max(int(row.get("min_disk") or 0), -(-int(row.get("size") or 0) // GIB)),
         ram=int(row.get("min_ram") or 0),
         user=_matching(USER, row.get("os_admin_user")) or DEFAULT_USERS.get(distribution, ""),
     )
@@ -449,16 +487,17 @@ def _server(row: Mapping[str, Any]) -> PersonalServer:
     ]
     return PersonalServer(
         id=row["id"],
-        name=row["name"],
+        name=row.get("name") or row["id"],  # a cell that does not answer tells no name
         status=row["status"],
         task=row.get("OS-EXT-STS:task_state") or "",
         created=datetime.fromisoformat(row["created"]),
-        flavor=row["flavor"].get("original_name", ""),
+        flavor=(row.get("flavor") or {}).get("original_name", ""),
         image=(row.get("image") or {}).get("id", ""),
         key=row.get("key_name") or "",
         user_id=row["user_id"],
         addresses=addresses,
         fault=(row.get("fault") or {}).get("message", ""),
+        launched=bool(row.get("OS-SRV-USG:launched_at")),
         security_groups=tuple(dict.fromkeys(group["name"] for group in row.get("security_groups", ()))),
     )
 
@@ -468,8 +507,8 @@ def _groups(ports: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _admits_ssh(rule: Mapping[str, Any]) -> bool:
-    """Whether a rule lets ssh in from some addresses, and not only from servers of a group."""
-    if rule["direction"] != "ingress" or rule.get("remote_group_id"):
+    """Whether a rule lets ssh in from some addresses of IPv4, and not only from servers of a group."""
+    if rule["direction"] != "ingress" or rule.get("remote_group_id") or rule["ethertype"] != "IPv4":
         return False
     if rule["protocol"] not in (None, "any", "tcp", "6"):
         return False

@@ -37,10 +37,22 @@ class LaunchChoices:
     keys: Sequence[str]
 
     @property
+    def hint(self) -> str:
+        """What may have Nova refuse the server; empty when nothing is known."""
+        if self.flavor.disk:
+            return ""
+        return (
+            f"Flavor {self.flavor.name} has no disk of its own: Nova starts such servers from a volume only, as "
+            "'openstack server create --boot-from-volume' does, unless the cloud's operator has changed that."
+        )
+
+    @property
     def problem(self) -> str:
         """Why no server can be started; empty when one can."""
         if not self.images:
             return "The project sees no image; upload one with 'openstack image create'."
+        if self.flavor.disk == 0:
+            return ""
         if all(image.rank == TOO_LARGE for image in self.images):
             return f"No image fits flavor {self.flavor.name}: all need a larger disk or more RAM."
         return ""

@@ -10,20 +10,23 @@ from gpuyard.openstack.personal import Address, PersonalServer, ServerAction
 from gpuyard.servers.keys import MADE_KEY
 
 ACTIVE, BUILD, ERROR, SHUTOFF = "ACTIVE", "BUILD", "ERROR", "SHUTOFF"
-SHELVED = ("SHELVED", "SHELVED_OFFLOADED")
+SHELVED, OFFLOADED = "SHELVED", "SHELVED_OFFLOADED"
 COLOURS = {ACTIVE: "free", BUILD: "held", ERROR: "blocked"}
 """Status -> state of a GPU on the map whose colour it has; others are as claimed."""
 STAGES = {
-    "scheduling": "Nova looks for a host with a free GPU.",
+    "scheduling": "Nova looks for a host with room for it.",
+    "": "A host has been found, and prepares it.",
+    "deleting": "It is being deleted.",
     "networking": "Its network is being prepared.",
     "block_device_mapping": "Its disk is being prepared.",
     "spawning": "The host copies the image and starts it.",
 }
 """Task of a server in BUILD (nova/compute/task_states.py) -> what happens."""
 ACTIONS = {
-    ACTIVE: (ServerAction.REBOOT, ServerAction.HARD_REBOOT, ServerAction.STOP),
-    SHUTOFF: (ServerAction.START,),
-    **dict.fromkeys(SHELVED, (ServerAction.UNSHELVE,)),
+    ACTIVE: (ServerAction.REBOOT, ServerAction.HARD_REBOOT, ServerAction.STOP, ServerAction.SHELVE),
+    SHUTOFF: (ServerAction.START, ServerAction.SHELVE),
+    SHELVED: (ServerAction.UNSHELVE,),
+    OFFLOADED: (ServerAction.UNSHELVE,),
     ERROR: (ServerAction.HARD_REBOOT,),
 }
 """Status -> actions that Nova takes then, besides to delete and to rebuild."""
@@ -49,14 +52,15 @@ class ServerPage:
 def server_page(server: PersonalServer, user: str, external: bool, admits_ssh: bool) -> ServerPage:
     """Return the page of a server. `user`: for ssh, as its image says; empty: unknown. `external`: whether there is a
     network for floating IPs."""
+    ready = server.launched and not server.task
     floating = any(address.floating for address in server.addresses)
     return ServerPage(
         server=server,
         colour=COLOURS.get(server.status, "claimed"),
         stage=_stage(server),
         ssh=_ssh(server, user) if server.status == ACTIVE else "",
-        actions=() if server.task else ACTIONS.get(server.status, ()),
-        may_rebuild=bool(server.image) and not server.task and server.status in REBUILDABLE,
+        actions=ACTIONS.get(server.status, ()) if ready else (),
+        may_rebuild=bool(server.image) and ready and server.status in REBUILDABLE,
         may_get_floating_ip=external and bool(server.addresses) and not floating,
         ssh_blocked=bool(server.addresses) and not admits_ssh,
     )
@@ -64,10 +68,12 @@ def server_page(server: PersonalServer, user: str, external: bool, admits_ssh: b
 
 def _stage(server: PersonalServer) -> str:
     if server.status == BUILD:
-        return STAGES.get(server.task, "Nova has taken the order.")
+        return STAGES.get(server.task, "It is being built.")
     if server.status == ERROR:
         return server.fault
-    if server.status in SHELVED:
+    if server.status == SHELVED:
+        return "It is off, and its host still keeps its GPU; Nova gives that back after a time that the site has set."
+    if server.status == OFFLOADED:
         return "It has no GPU now; its disk is kept. Unshelve it to go on, when a GPU is free for you."
     if server.status == ACTIVE and not server.addresses:
         return "It is in no network: only its console leads in."

@@ -116,7 +116,7 @@ class OneToken:
         self.project = {"id": "p1", "name": "physics", "domain": domain}
         self.roles = [{"name": "Admin"}, {"name": "member"}]
         user = {"id": "u1", "name": "ada", "domain": HOME}
-        self.facts = {"user": user, "expires_at": "2026-11-23T12:00:00Z", "methods": ["password"], **facts}
+        self.facts = {"user": user, "expires_at": "2026-11-23T12:00:00Z", "audit_ids": ["a1"], **facts}
 
     def request(self, method: str, service: str, path: str, **_: object) -> dict[str, object]:
         return {"token": {**self.facts, "project": self.project, "roles": self.roles}}

@@ -11,6 +11,7 @@ from gpuyard.openstack.errors import CloudError
 from gpuyard.openstack.personal import OpenStackPersonalCloud, TokenExpiredError
 
 OWN, OTHER = "p-own", "p-other"
+FILTERS = {"owner", "visibility"}
 SERVER = {
     "id": "s", "name": "n", "status": "ACTIVE", "created": "2026-11-28T06:00:00Z", "flavor": {"original_name": "f"},
     "image": "", "user_id": "u",
@@ -32,6 +33,13 @@ class Services:
         self.asked.append(headers)
         if self.refusal is not None:
             raise self.refusal
+        if path == "/images" and query:  # as Glance filters
+            images = [
+                row
+                for row in self.answers["images"]
+                if all(row.get(key) == query[key] for key in FILTERS & query.keys())
+            ]
+            return {"images": images}
         return self.answers
 
 
@@ -52,7 +60,7 @@ def test_the_user_of_an_image_goes_into_a_command_only_as_a_user(written: str, u
     assert row.user == user
 
 
-@pytest.mark.parametrize(("distribution", "user"), [("ubuntu", "ubuntu"), ("CentOS", "cloud-user"), ("plan9", "")])
+@pytest.mark.parametrize(("distribution", "user"), [("ubuntu", "ubuntu"), ("RHEL", "cloud-user"), ("plan9", "")])
 def test_without_it_the_distribution_says(distribution: str, user: str) -> None:
     (row,) = cloud(Services(images=[image(os_distro=distribution)])).images()
     assert row.user == user
@@ -67,7 +75,14 @@ def test_a_driver_is_a_branch(written: object, driver: str) -> None:
 def test_admins_see_what_others_of_the_project_see() -> None:
     images = [image(id="own"), image(id="public", owner=OTHER, visibility="public"), image(id="private", owner=OTHER)]
     networks = [
-        {"id": name, "name": name, "project_id": project, "shared": shared, "router:external": external}
+        {
+            "id": name,
+            "name": name,
+            "project_id": project,
+            "shared": shared,
+            "router:external": external,
+            "subnets": ["s"],
+        }
         for name, project, shared, external in (
             ("own", OWN, False, False),
             ("other", OTHER, False, False),

@@ -33,9 +33,9 @@ def test_only_a_key_that_was_made_here_has_a_known_file() -> None:
 @pytest.mark.parametrize(
     ("status", "task", "actions", "rebuild"),
     [
-        ("ACTIVE", "", {ServerAction.REBOOT, ServerAction.HARD_REBOOT, ServerAction.STOP}, True),
+        ("ACTIVE", "", {ServerAction.REBOOT, ServerAction.HARD_REBOOT, ServerAction.STOP, ServerAction.SHELVE}, True),
         ("ACTIVE", "rebooting", set(), False),
-        ("SHUTOFF", "", {ServerAction.START}, True),
+        ("SHUTOFF", "", {ServerAction.START, ServerAction.SHELVE}, True),
         ("SHELVED_OFFLOADED", "", {ServerAction.UNSHELVE}, False),
         ("ERROR", "", {ServerAction.HARD_REBOOT}, True),
         ("BUILD", "spawning", set(), False),
@@ -45,6 +45,11 @@ def test_only_a_key_that_was_made_here_has_a_known_file() -> None:
 def test_actions(status: str, task: str, actions: set[ServerAction], rebuild: bool) -> None:
     page = server_page(replace(SERVER, status=status, task=task), "ubuntu", True, True)
     assert (set(page.actions), page.may_rebuild, bool(page.ssh)) == (actions, rebuild, status == "ACTIVE")
+
+
+def test_a_server_that_never_ran_can_only_be_deleted() -> None:
+    page = server_page(replace(SERVER, status="ERROR", launched=False, fault="No valid host"), "ubuntu", True, True)
+    assert (page.actions, page.may_rebuild) == ((), False)
 
 
 def test_what_happens_is_said() -> None:

@@ -22,7 +22,7 @@ from gpuyard.host.pci_ids import PciIds
 from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.model.errors import UsageError
 from gpuyard.openstack.errors import CloudError
-from gpuyard.openstack.personal import PersonalCloud, ServerOrder, TokenExpiredError
+from gpuyard.openstack.personal import CONFLICT, PersonalCloud, ServerOrder, TokenExpiredError
 from gpuyard.servers.choices import NAME, TOO_LARGE, LaunchChoices, order_images, suggested_name
 from gpuyard.servers.keys import MADE_KEY, checked_public_key, new_key_pair
 from gpuyard.servers.web.personal_access import PersonalAccess, refusal_of, refuse_reader
@@ -144,7 +144,7 @@ class LaunchPages:
             public, private = pair.public, pair.private
         else:
             public = checked_public_key(answers.public_key)
-        cloud.add_key(name, public)
+        name = _added(cloud, name, public, answers.form)
         choices = replace(view.choices, keys=[*view.choices.keys, name])
         return replace(view, choices=choices, answers=replace(answers, key=name), private_key=private)
 
@@ -179,7 +179,7 @@ class LaunchPages:
         gpu = next((gpu for gpu in self._context.gpus if gpu.pool == pool), None)
         generation = generation_of(gpu.ids, self._pci_ids) if gpu else None
         images = order_images(cloud.images(), own, gpu.model if gpu else "", generation)
-        networks = [network for network in cloud.networks() if not network.external]
+        networks = [network for network in cloud.networks() if network.attachable]
         return LaunchChoices(own, images, networks, cloud.key_names())
 
     def _pool(self, flavor: str) -> str:
@@ -200,6 +200,18 @@ class LaunchPages:
         )  # fmt: skip
         # The token of the session is in it, and perhaps a private key.
         return HTMLResponse(html, status, headers={"Cache-Control": "no-store"})
+
+
+def _added(cloud: PersonalCloud, name: str, public: str, form: str) -> str:
+    """Add a key pair, and return its name: another one where that is taken, as by an order whose answer was lost."""
+    try:
+        cloud.add_key(name, public)
+    except CloudError as error:
+        if error.status != CONFLICT:
+            raise
+        name = f"{name}-{form[6:12]}"
+        cloud.add_key(name, public)
+    return name
 
 
 def _defaults(choices: LaunchChoices, visitor: Visitor, pool: str) -> Answers:

@@ -86,10 +86,7 @@ def _read(cloud: PersonalCloud, server: PersonalServer) -> ServerPage:
 def _act(cloud: PersonalCloud, server: PersonalServer, action: str) -> None:
     """Have an action begin. Raises Refusal for one that there is not, CloudError, TokenExpiredError."""
     if action == ADD_FLOATING_IP:
-        network = next((network.id for network in cloud.networks() if network.external), None)
-        if network is None:
-            raise Refusal(409, "no_external_network", "Your project sees no network for floating IPs.")
-        cloud.add_floating_ip(server.id, network)
+        cloud.add_floating_ip(server.id)
     elif action == ADMIT_SSH:
         cloud.admit_ssh(server.id)
     elif action in set(ServerAction):

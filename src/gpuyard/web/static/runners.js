@@ -38,7 +38,7 @@ function swap(old, fresh) { // whole parts, and only those that differ, so that 
   if (olds.length !== news.length) return old.replaceChildren(...news);
   olds.forEach((part, index) => {
     const other = news[index];
-    if (part.isEqualNode(other)) return;
+    if (part.isEqualNode(other) || part.querySelector("details[open]")) return; // what somebody has opened stays
     if (part.tagName === other.tagName && part.matches("section, .columns") && part.className === other.className) swap(part, other);
     else part.replaceWith(other);
   });
