@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from keystoneauth1.adapter import Adapter
+from keystoneauth1.session import Session
+from keystoneauth1.token_endpoint import Token
 
+from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.errors import CloudError
 from gpuyard.openstack.personal import OpenStackPersonalCloud, TokenExpiredError
 
@@ -106,3 +113,32 @@ def test_a_token_that_has_ended_is_told_from_other_refusals() -> None:
     with pytest.raises(CloudError):
         cloud(services).flavors()
     assert services.asked[0] == {"X-Auth-Token": "scoped"}
+
+
+@pytest.mark.parametrize("endpoint", ["/compute/v2.1", "/compute/v2.1/p-portal", "/compute/v2.1/p-portal/"])
+def test_an_endpoint_with_the_portals_project_in_it_is_asked_without(endpoint: str) -> None:
+    """Nova answers 400 to a path with another project than the token's (nova/api/openstack/wsgi.py)."""
+    paths = []
+
+    class Nova(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append((self.path, self.headers["X-Auth-Token"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"keypairs": []}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nova) as nova:
+        Thread(target=nova.serve_forever, daemon=True).start()
+        session = Session(Token(f"http://127.0.0.1:{nova.server_port}{endpoint}", "portal-token"))
+        connection = SimpleNamespace(
+            config=SimpleNamespace(name="test", region_name=""),
+            current_project_id="p-portal",
+            **{name: Adapter(session, name) for name in ("compute", "placement", "identity", "image", "network")},
+        )
+        api = CloudApi(connection)  # type: ignore[arg-type]
+        assert OpenStackPersonalCloud(api, "hers", OWN, admin=False).key_names() == []
+        nova.shutdown()
+    assert paths == [("/compute/v2.1/os-keypairs", "hers")]
