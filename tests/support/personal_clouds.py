@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuyard.openstack.errors import CloudError
 from gpuyard.openstack.personal import (
-    Address,
+    ServerAddress,
     PersonalFlavor,
     PersonalImage,
     PersonalNetwork,
@@ -94,7 +94,7 @@ class InMemoryPersonalCloud:
             raise self.refusal
         self.orders.append(order)
         id = _id(len(self.orders))
-        addresses = [Address("10.0.0.5", "lan", False)] if order.network else []
+        addresses = [ServerAddress("10.0.0.5", "lan", False)] if order.network else []
         self.servers[id] = PersonalServer(
             id,
             order.name,
@@ -130,7 +130,9 @@ class InMemoryPersonalCloud:
         server = self.servers[server_id]
         if not server.addresses:
             raise CloudError("no port", 409, "The server has no network port yet.")
-        self.servers[server_id] = replace(server, addresses=[*server.addresses, Address("192.0.2.7", "lan", True)])
+        self.servers[server_id] = replace(
+            server, addresses=[*server.addresses, ServerAddress("192.0.2.7", "lan", True)]
+        )
 
     def admits_ssh(self, server_id: str) -> bool:
         return self.ssh_admitted or not self.servers[server_id].addresses

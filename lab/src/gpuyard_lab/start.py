@@ -26,6 +26,7 @@ from gpuyard_lab.files import private_folder, write_private
 from gpuyard_lab.http import Unreachable
 from gpuyard_lab.identity import ensure_identity, log_in
 from gpuyard_lab.images import ensure_image
+from gpuyard_lab.networks import ensure_network
 from gpuyard_lab.plan import IMAGE, LabPlan
 from gpuyard_lab.ports import require_free
 from gpuyard_lab.postgres import start_postgresql
@@ -76,6 +77,7 @@ class Start:
             token = self._wait_for_identity()
             self._wait_for_images(token)
             self._wait_for("neutron")
+            ensure_network(self.lab, token)
             self._wait_for_hosts(token)
         except Unreachable:
             require_alive(self._started)  # that it died says more than that it does not answer

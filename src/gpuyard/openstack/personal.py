@@ -130,7 +130,7 @@ class ServerOrder:
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     ip: str
     network: str
     floating: bool
@@ -150,7 +150,7 @@ class PersonalServer:
     """Its id; empty for one whose root disk is a volume."""
     key: str
     user_id: str
-    addresses: Sequence[Address]
+    addresses: Sequence[ServerAddress]
     fault: str
     """Nova's message, for a server in ERROR."""
     security_groups: Sequence[str] = field(default_factory=tuple)
@@ -481,7 +481,7 @@ def _matching(pattern: re.Pattern[str], value: object) -> str:
 
 def _server(row: Mapping[str, Any]) -> PersonalServer:
     addresses = [
-        Address(entry["addr"], network, entry.get("OS-EXT-IPS:type") == "floating")
+        ServerAddress(entry["addr"], network, entry.get("OS-EXT-IPS:type") == "floating")
         for network, entries in row.get("addresses", {}).items()
         for entry in entries
     ]

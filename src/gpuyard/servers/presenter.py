@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import quote
 
-from gpuyard.openstack.personal import Address, PersonalServer, ServerAction
+from gpuyard.openstack.personal import ServerAddress, PersonalServer, ServerAction
 from gpuyard.servers.keys import MADE_KEY
 
 ACTIVE, BUILD, ERROR, SHUTOFF = "ACTIVE", "BUILD", "ERROR", "SHUTOFF"
@@ -88,6 +88,6 @@ def _ssh(server: PersonalServer, user: str) -> str:
     return f"ssh{identity} {user or 'USER'}@{address.ip}"
 
 
-def _way_in(addresses: Sequence[Address]) -> Address | None:
+def _way_in(addresses: Sequence[ServerAddress]) -> ServerAddress | None:
     """Return the address to log in at: a floating one before others, IPv4 before IPv6."""
     return min(addresses, key=lambda address: (not address.floating, ":" in address.ip), default=None)

@@ -72,6 +72,8 @@ class LoginPage:
             user=user,
             sso=sso,
             left=settings.websso_logout if left else "",
+            status=settings.public_status,
+            launches=settings.keeps_tokens,
             up=up_from(request.url.path).removeprefix("./"),
         )
         # Nothing of this page is to be found in a browser's cache.

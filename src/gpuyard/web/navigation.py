@@ -16,7 +16,7 @@ from gpuyard.web.people import Visitor, find_visitor
 MAP, STATUS = {"/": "Map"}, {"/status": "Status"}
 PAGES = {"/calendar": "Calendar", "/mine": "My GPUs", "/bookings": "My bookings"}
 """Pages of sites with login."""
-START_PAGES = {"/start": "Start"}
+START_PAGES = {"/start": "What can I start"}
 """Pages of sites that know which servers can be started."""
 HISTORY_PAGES = {"/project": "Project", "/overview": "Overview"}
 """Pages of sites that keep a history of use."""

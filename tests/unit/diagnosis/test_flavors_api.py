@@ -156,7 +156,7 @@ def test_the_page_says_what_the_api_says(portal: BookingPortal, cloud: Knows) ->
     browser = portal.browser(ADA).client
     row = one(portal)
     page = browser.get("/start").text
-    assert '<a href="./start" aria-current=page>Start</a>' in page
+    assert '<a href="./start" aria-current=page>What can I start</a>' in page
     assert f'<p class="why">{row["answer"]}</p>' in page
     assert "with these, the limit of project physics on GPUs of pool v100 is reached" in page
     assert 'href="start"' in browser.get("/mine").text

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpuyard.openstack.personal import Address, PersonalServer, ServerAction
+from gpuyard.openstack.personal import ServerAddress, PersonalServer, ServerAction
 from gpuyard.servers.presenter import server_page
 from tests.support.ledgers import NOON
 
-LAN = Address("10.0.0.5", "lan", False)
+LAN = ServerAddress("10.0.0.5", "lan", False)
 SERVER = PersonalServer("s", "ada-t4", "ACTIVE", "", NOON, "t4", "i", "", "u", [LAN], "", ("default",))
 
 
 def test_the_way_in_is_a_floating_ip_before_others_and_ipv4_before_ipv6() -> None:
-    six, floating = Address("fd00::5", "lan", False), Address("192.0.2.7", "lan", True)
+    six, floating = ServerAddress("fd00::5", "lan", False), ServerAddress("192.0.2.7", "lan", True)
     assert server_page(replace(SERVER, addresses=[six, LAN]), "ubuntu", True, True).ssh == "ssh ubuntu@10.0.0.5"
     page = server_page(replace(SERVER, addresses=[LAN, floating]), "ubuntu", True, True)
     assert (page.ssh, page.may_get_floating_ip) == ("ssh ubuntu@192.0.2.7", False)

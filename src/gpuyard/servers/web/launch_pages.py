@@ -42,7 +42,7 @@ FORM_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 
 
 @dataclass(frozen=True)
-class Answers:
+class LaunchAnswers:
     """What is in the form."""
 
     form: str
@@ -53,7 +53,7 @@ class Answers:
     public_key: str = ""
 
     @classmethod
-    def of(cls, form: dict[str, str]) -> Answers:
+    def of(cls, form: dict[str, str]) -> LaunchAnswers:
         id = form.get("form", "")
         return cls(
             form=id if FORM_ID.fullmatch(id) else secrets.token_urlsafe(16),
@@ -70,7 +70,7 @@ class LaunchView:
     """The page: the choices, what is filled in, and what is wrong with it."""
 
     choices: LaunchChoices
-    answers: Answers
+    answers: LaunchAnswers
     gpus: str
     """``1 GPU of t4``; empty for a flavor without."""
     problems: Sequence[str] = ()
@@ -107,7 +107,7 @@ class LaunchPages:
             visitor = require_visitor(request)
             refuse_reader(visitor)
             with self._access.opened(request, visitor) as cloud:
-                view = self._view(self._choices(cloud, form.get("flavor", "")), Answers.of(form))
+                view = self._view(self._choices(cloud, form.get("flavor", "")), LaunchAnswers.of(form))
                 return self._launch(request, visitor, cloud, view)
 
     def _launch(self, request: Request, visitor: Visitor, cloud: PersonalCloud, view: LaunchView) -> Response:
@@ -174,7 +174,7 @@ class LaunchPages:
         """Return the choices for a flavor. Raises Refusal, CloudError, TokenExpiredError."""
         own = next((candidate for candidate in cloud.flavors() if candidate.name == flavor), None)
         if own is None:
-            raise Refusal(404, "not_found", f"Your project sees no flavor {flavor!r}; choose one at Start.")
+            raise Refusal(404, "not_found", f"Your project sees no flavor {flavor!r}; choose one at What can I start.")
         pool = self._pool(flavor)
         gpu = next((gpu for gpu in self._context.gpus if gpu.pool == pool), None)
         generation = generation_of(gpu.ids, self._pci_ids) if gpu else None
@@ -186,7 +186,7 @@ class LaunchPages:
         known = self._flavors.get(flavor)
         return (known.pool or "") if known else ""
 
-    def _view(self, choices: LaunchChoices, answers: Answers) -> LaunchView:
+    def _view(self, choices: LaunchChoices, answers: LaunchAnswers) -> LaunchView:
         known = self._flavors.get(choices.flavor.name)
         gpus = f"{known.gpus} GPU{'' if known.gpus == 1 else 's'} of {known.pool}" if known and known.gpus else ""
         return LaunchView(choices, answers, gpus)
@@ -214,9 +214,9 @@ def _added(cloud: PersonalCloud, name: str, public: str, form: str) -> str:
     return name
 
 
-def _defaults(choices: LaunchChoices, visitor: Visitor, pool: str) -> Answers:
+def _defaults(choices: LaunchChoices, visitor: Visitor, pool: str) -> LaunchAnswers:
     """Return the form as it is shown first."""
-    return Answers(
+    return LaunchAnswers(
         form=secrets.token_urlsafe(16),
         name=suggested_name(visitor.person.user, pool),
         image=next((image.id for image in choices.images if image.rank != TOO_LARGE), ""),
