@@ -24,7 +24,7 @@ from tests.integration.conftest import RunningLab
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-ON_THE_LAB = ["cloud", "why", "health", "takeover"]
+ON_THE_LAB = ["cloud", "why", "launch", "health", "takeover"]
 ALONE = sorted({part.__name__.removeprefix("bench.") for part in PARTS} - {*ON_THE_LAB})
 """The rest; lab_start and scheduling start labs of their own."""
 PATIENCE_S = 900

@@ -85,7 +85,7 @@ def test_the_cloud_keeps_the_rules(operator: CloudApi, person: PersonBench, rule
 
 
 def test_from_the_login_to_ssh_by_the_pages_alone(operator: CloudApi, person: PersonBench, tmp_path: Path) -> None:
-    app = app_for(person, tmp_path, clouds=KeystonePersonalClouds(operator))
+    app = app_for(person.people, tmp_path, clouds=KeystonePersonalClouds(operator))
     browser = Browser(TestClient(app, raise_server_exceptions=False, follow_redirects=False))
     browser.log_in(person.user, person.password)
     form = browser.client.get("/launch", params={"flavor": FLAVOR}).text
@@ -118,7 +118,7 @@ def test_who_logs_out_leaves_no_token_behind(operator: CloudApi, person: PersonB
             tokens.append(token)
             return super().open(token, project_id)
 
-    app = app_for(person, tmp_path, clouds=Noting(operator))
+    app = app_for(person.people, tmp_path, clouds=Noting(operator))
     browser = Browser(TestClient(app, raise_server_exceptions=False, follow_redirects=False))
     browser.log_in(person.user, person.password)
     assert browser.client.get("/launch", params={"flavor": FLAVOR}).status_code == 200

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from gpuyard.dashboard.sources import Sources
 from gpuyard.model.moments import iso_text
 from gpuyard.openstack.api import CloudApi, CloudError
-from gpuyard.openstack.people import KeystonePeople
+from gpuyard.openstack.people import KeystonePeople, People
 from gpuyard.openstack.personal import PersonalClouds
 from gpuyard.server.app import create_app
 from gpuyard.web.portal_context import utc_now
@@ -222,7 +222,7 @@ def test_no_password_and_no_token_gets_into_the_log(bench: Bench, caplog: pytest
     assert token not in caplog.text
 
 
-def app_for(bench: Bench, folder: Path, clouds: PersonalClouds | None = None, **settings: Any) -> FastAPI:
+def app_for(people: People, folder: Path, clouds: PersonalClouds | None = None, **settings: Any) -> FastAPI:
     """Its time is the machine's, as Keystone's is: tokens expire. `clouds`: where servers are started from pages."""
     ledger = open_ledger(folder, clock=RealClock())
     return create_app(
@@ -233,7 +233,7 @@ def app_for(bench: Bench, folder: Path, clouds: PersonalClouds | None = None, **
             gpus=GPUS,
             ledger=ledger,
             sessions=PortalStore(ledger.database),
-            people=bench.people,
+            people=people,
             settings=replace(ROOMY, keeps_tokens=clouds is not None, **settings),
             clouds=clouds,
         ),
@@ -244,7 +244,7 @@ def app_for(bench: Bench, folder: Path, clouds: PersonalClouds | None = None, **
 @pytest.fixture
 def portal(bench: Bench, tmp_path: Path) -> Callable[[], TestClient]:
     """New clients of one portal."""
-    app = app_for(bench, tmp_path)
+    app = app_for(bench.people, tmp_path)
     return lambda: TestClient(app, follow_redirects=False)
 
 
@@ -280,7 +280,7 @@ def by_password(bench: Bench) -> dict[str, Any]:
 def sso(bench: Bench, tmp_path: Path, lab: RunningLab) -> Callable[[str], TestClient]:
     """Posts a token as Keystone's page does; that page itself needs a web server with an identity provider."""
     keystone = lab.lab.endpoint("keystone")
-    app = app_for(bench, tmp_path, websso="mapped", websso_url=keystone)
+    app = app_for(bench.people, tmp_path, websso="mapped", websso_url=keystone)
 
     def post(token: str) -> TestClient:
         client = TestClient(app, follow_redirects=False)

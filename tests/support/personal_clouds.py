@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from gpuyard.openstack.errors import CloudError
 from gpuyard.openstack.personal import (
-    ServerAddress,
     PersonalFlavor,
     PersonalImage,
     PersonalNetwork,
     PersonalServer,
     ServerAction,
+    ServerAddress,
     ServerOrder,
     TokenExpiredError,
 )

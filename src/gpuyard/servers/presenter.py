@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import quote
 
-from gpuyard.openstack.personal import ServerAddress, PersonalServer, ServerAction
+from gpuyard.openstack.personal import PersonalServer, ServerAction, ServerAddress
 from gpuyard.servers.keys import MADE_KEY
 
 ACTIVE, BUILD, ERROR, SHUTOFF = "ACTIVE", "BUILD", "ERROR", "SHUTOFF"

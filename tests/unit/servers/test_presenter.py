@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuyard.openstack.personal import ServerAddress, PersonalServer, ServerAction
+from gpuyard.openstack.personal import PersonalServer, ServerAction, ServerAddress
 from gpuyard.servers.presenter import server_page
 from tests.support.ledgers import NOON
 
