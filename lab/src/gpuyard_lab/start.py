@@ -77,7 +77,6 @@ class Start:
             token = self._wait_for_identity()
             self._wait_for_images(token)
             self._wait_for("neutron")
-            ensure_network(self.lab, token)
             self._wait_for_hosts(token)
         except Unreachable:
             require_alive(self._started)  # that it died says more than that it does not answer
@@ -174,5 +173,7 @@ class Start:
     def _wait_for_hosts(self, token: str) -> None:
         self._wait_for("nova")
         wait_for("Nova and Placement have every host and GPU", partial(hosts_ready, self.lab, token), self._started)
+        # Neutron's first requests may be refused while another one has its policies read.
+        wait_for("Neutron makes a network", partial(ensure_network, self.lab, token), self._started)
         remove_other_hosts(self.lab, token, [host.name for host in self.plan.hosts])
         self._done(counted(len(self.plan.hosts), "host"))
