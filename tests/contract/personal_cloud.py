@@ -58,6 +58,7 @@ def a_server_is_started_with_what_was_chosen(bench: Bench) -> None:
     server = cloud.server(id)
     assert server is not None
     assert (server.name, server.flavor, server.image) == (order.name, bench.flavor, order.image)
+    assert id in [server.id for server in cloud.servers(server.user_id)]
     assert (server.key, len(server.addresses), server.fault) == ("ada-laptop", 1, "")
     cloud.act(id, ServerAction.DELETE)
 
@@ -85,6 +86,9 @@ def a_name_of_a_key_is_taken_once(bench: Bench) -> None:
     with pytest.raises(CloudError) as refusal:
         bench.cloud.add_key("ada-once", new_key_pair("ada").public)
     assert refusal.value.status == 409
+    bench.cloud.delete_key("ada-once")
+    bench.cloud.delete_key("ada-once")
+    assert "ada-once" not in bench.cloud.key_names()
     assert "ada-once" in refusal.value.reason
 
 

@@ -59,7 +59,7 @@ class InMemoryPersonalCloud:
     all_networks: list[PersonalNetwork] = field(default_factory=lambda: [LAN, OUTSIDE])
     all_flavors: list[PersonalFlavor] = field(default_factory=lambda: [FLAVOR])
     public_keys: dict[str, str] = field(default_factory=dict)
-    servers: dict[str, PersonalServer] = field(default_factory=dict)
+    servers_by_id: dict[str, PersonalServer] = field(default_factory=dict)
     orders: list[ServerOrder] = field(default_factory=list)
     refusal: CloudError | None = None
     """What Nova answers to the next order."""
@@ -82,12 +82,18 @@ class InMemoryPersonalCloud:
             raise CloudError("taken", 409, f"Key pair '{name}' already exists.")
         self.public_keys[name] = public_key
 
+    def delete_key(self, name: str) -> None:
+        self.public_keys.pop(name, None)
+
+    def servers(self, user_id: str) -> Sequence[PersonalServer]:
+        return list(self.servers_by_id.values())
+
     def image_user(self, image_id: str) -> str:
         return next((image.user for image in self.all_images if image.id == image_id), "")
 
     def started(self, form: str) -> str:
         ids = [_id(number) for number, order in enumerate(self.orders, 1) if order.form == form]
-        return next((id for id in ids if id in self.servers), "")
+        return next((id for id in ids if id in self.servers_by_id), "")
 
     def start(self, order: ServerOrder) -> str:
         if self.refusal is not None:
@@ -95,7 +101,7 @@ class InMemoryPersonalCloud:
         self.orders.append(order)
         id = _id(len(self.orders))
         addresses = [ServerAddress("10.0.0.5", "lan", False)] if order.network else []
-        self.servers[id] = PersonalServer(
+        self.servers_by_id[id] = PersonalServer(
             id,
             order.name,
             "ACTIVE",
@@ -112,7 +118,7 @@ class InMemoryPersonalCloud:
         return id
 
     def server(self, server_id: str) -> PersonalServer | None:
-        return self.servers.get(server_id)
+        return self.servers_by_id.get(server_id)
 
     def console_log(self, server_id: str) -> str:
         return "Linux version 6.8\x1b[31m\nlogin:"
@@ -122,20 +128,20 @@ class InMemoryPersonalCloud:
 
     def act(self, server_id: str, action: ServerAction) -> None:
         if action is ServerAction.DELETE:
-            self.servers.pop(server_id, None)
+            self.servers_by_id.pop(server_id, None)
         else:
-            self.servers[server_id] = replace(self.servers[server_id], status=AFTER[action])
+            self.servers_by_id[server_id] = replace(self.servers_by_id[server_id], status=AFTER[action])
 
     def add_floating_ip(self, server_id: str) -> None:
-        server = self.servers[server_id]
+        server = self.servers_by_id[server_id]
         if not server.addresses:
             raise CloudError("no port", 409, "The server has no network port yet.")
-        self.servers[server_id] = replace(
+        self.servers_by_id[server_id] = replace(
             server, addresses=[*server.addresses, ServerAddress("192.0.2.7", "lan", True)]
         )
 
     def admits_ssh(self, server_id: str) -> bool:
-        return self.ssh_admitted or not self.servers[server_id].addresses
+        return self.ssh_admitted or not self.servers_by_id[server_id].addresses
 
     def admit_ssh(self, server_id: str) -> None:
         self.ssh_admitted = True

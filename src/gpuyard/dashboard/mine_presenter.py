@@ -73,6 +73,8 @@ class MineBooking:
     flavor: str
     """The flavor to start a server with; empty: none fits, or it has a server."""
     trouble: str
+    releasing: bool
+    """Whether it has begun, and OpenStack does not let its server in yet."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,7 @@ def mine_booking(booking: BookingRow, now: datetime) -> MineBooking:
         command=booking.command if on and booking.claimed is None else "",
         flavor=next(iter(booking.flavors), "") if on and booking.claimed is None else "",
         trouble=booking.trouble,
+        releasing=on and booking.claimed is None and booking.usable_since is None,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 from gpuyard.model.errors import BlockedError
 from gpuyard.model.world import IMAGE_DRIVER_KEY
@@ -41,7 +42,7 @@ GIB = 1 << 30
 BRANCH = re.compile(r"[0-9]{1,4}")
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 MOST = 500
-"""The most images that are listed."""
+"""The most images, or servers, that are listed."""
 SSH = 22
 ANY_IPV4 = "0.0.0.0/0"
 
@@ -187,6 +188,14 @@ class PersonalCloud(Protocol):
         """Add a public key in the format of OpenSSH to the person's."""
         ...
 
+    def delete_key(self, name: str) -> None:
+        """Delete one of the person's key pairs; one that is gone is fine."""
+        ...
+
+    def servers(self, user_id: str) -> Sequence[PersonalServer]:
+        """Return the servers of a user in the project, the newest first."""
+        ...
+
     def started(self, form: str) -> str:
         """Return the id of the server that a form has started; empty when it has started none."""
         ...
@@ -306,6 +315,17 @@ class OpenStackPersonalCloud:
     def add_key(self, name: str, public_key: str) -> None:
         self._ask("POST", "compute", "/os-keypairs", {"keypair": {"name": name, "public_key": public_key}})
 
+    def delete_key(self, name: str) -> None:
+        try:
+            self._ask("DELETE", "compute", f"/os-keypairs/{quote(name, safe='')}")
+        except CloudError as error:
+            if error.status != NOT_FOUND:
+                raise
+
+    def servers(self, user_id: str) -> list[PersonalServer]:
+        rows = self._get("compute", "/servers/detail", limit=MOST, sort_key="created_at", sort_dir="desc")["servers"]
+        return [_server(row) for row in rows if (row["tenant_id"], row["user_id"]) == (self._project, user_id)]
+
     def started(self, form: str) -> str:
         rows = self._get("compute", "/servers", tags=f"{START_TAG}{form}")["servers"]
         return str(rows[0]["id"]) if rows else ""
@@ -340,7 +360,6 @@ class OpenStackPersonalCloud:
         return str(answer.get("output") or "")
 
     def console(self, server_id: str) -> str:
-        first: CloudError | None = None
         for protocol, kind in CONSOLES:
             body = {"remote_console": {"protocol": protocol, "type": kind}}
             try:
@@ -348,11 +367,10 @@ class OpenStackPersonalCloud:
             except CloudError as error:
                 if error.status not in SWITCHED_OFF:
                     raise
-                first = first or error
-                continue
-            return str(answer["remote_console"]["url"])
-        assert first is not None
-        raise first
+            else:
+                return str(answer["remote_console"]["url"])
+        text = "This cloud offers no console for browsers."
+        raise CloudError(f"server {server_id}: {text}", CONFLICT, text)
 
     def act(self, server_id: str, action: ServerAction) -> None:
         if action is ServerAction.DELETE:

@@ -78,7 +78,7 @@ def _choice(image: PersonalImage, flavor: PersonalFlavor, gpu: str, generation: 
     if not gpu:
         return ImageChoice(image.id, image.name, "", DRIVER_FITS)
     if not image.driver:
-        return ImageChoice(image.id, image.name, "without a driver that gpuyard knows of", NO_DRIVER)
+        return ImageChoice(image.id, image.name, "no known GPU driver", NO_DRIVER)
     if generation is not None and not _drives(int(image.driver), generation):
         return ImageChoice(image.id, image.name, f"driver {image.driver} does not drive {gpu}", DRIVER_WRONG)
     return ImageChoice(image.id, image.name, f"driver {image.driver}", DRIVER_FITS)

@@ -45,6 +45,8 @@ class ServerPage:
     actions: Sequence[ServerAction]
     may_rebuild: bool
     may_get_floating_ip: bool
+    made_key: bool
+    """Whether the portal has made its key, and shown it once."""
     ssh_blocked: bool
     """Whether no rule of its security groups lets ssh in."""
 
@@ -62,6 +64,7 @@ def server_page(server: PersonalServer, user: str, external: bool, admits_ssh: b
         actions=ACTIONS.get(server.status, ()) if ready else (),
         may_rebuild=bool(server.image) and ready and server.status in REBUILDABLE,
         may_get_floating_ip=external and bool(server.addresses) and not floating,
+        made_key=server.key.startswith(MADE_KEY),
         ssh_blocked=bool(server.addresses) and not admits_ssh,
     )
 

@@ -148,6 +148,7 @@ BOOTABLE_ACCESS = {("GET", "/v1/flavors"): READER, ("GET", "/start"): READER}
 SERVER_ACCESS = {
     ("GET", "/launch"): MEMBER,
     ("POST", "/launch"): MEMBER,
+    ("GET", "/servers"): READER,  # their own
     ("GET", "/server"): READER,  # in the person's own name: Nova decides; test_server_pages.py
     ("POST", "/server"): MEMBER,
     ("GET", "/console"): MEMBER,

@@ -89,17 +89,43 @@ def test_a_new_key_is_shown_once_and_its_public_half_is_nova_s(launch: Launch) -
     assert f'href="server?id={ID}"' in answer.text
 
 
-def test_a_refused_server_does_not_lose_the_new_key(launch: Launch) -> None:
+def test_a_refused_server_leaves_no_key_behind(launch: Launch) -> None:
     launch.cloud.refusal = CloudError("…", 403, "Quota exceeded for class:CUSTOM_GPU_T4_COUNT")
     answer = launch.client.post("/launch", data={**FORM, "key": "+new"})
     assert answer.status_code == 403
     assert "Quota exceeded for class:CUSTOM_GPU_T4_COUNT" in answer.text
-    assert "BEGIN OPENSSH PRIVATE KEY" in answer.text
+    assert "If your booking has just begun" in answer.text
+    assert "BEGIN OPENSSH PRIVATE KEY" not in answer.text
+    assert launch.cloud.public_keys == {}
+    assert selected(answer.text)[-1] == "+new"
+    launch.cloud.refusal = None
+    assert "BEGIN OPENSSH PRIVATE KEY" in launch.client.post("/launch", data={**FORM, "key": "+new"}).text
+
+
+def test_an_order_without_an_answer_keeps_its_key(launch: Launch) -> None:
+    launch.cloud.refusal = CloudError("…")
+    answer = launch.client.post("/launch", data={**FORM, "key": "+new"})
+    assert (answer.status_code, "BEGIN OPENSSH PRIVATE KEY" in answer.text) == (503, True)
     (name,) = launch.cloud.public_keys
     assert selected(answer.text)[-1] == name
     launch.cloud.refusal = None
-    again = launch.client.post("/launch", data={**FORM, "key": name})
-    assert again.status_code == 303
+    assert launch.client.post("/launch", data={**FORM, "key": name}).status_code == 303
+
+
+def test_a_private_key_that_was_pasted_is_not_sent_back(launch: Launch) -> None:
+    private = new_key_pair("ada").private
+    answer = launch.client.post("/launch", data={**FORM, "key": "+paste", "public_key": private})
+    assert (answer.status_code, "keep it to yourself" in answer.text) == (422, True)
+    assert private.splitlines()[1] not in answer.text
+
+
+def test_a_pasted_key_is_not_passed_over(launch: Launch) -> None:
+    answer = launch.client.post("/launch", data={**FORM, "key": "+new", "public_key": new_key_pair("ada").public})
+    assert (answer.status_code, "there is a public key below" in answer.text) == (422, True)
+
+
+def test_without_a_flavor_one_is_chosen_first(launch: Launch) -> None:
+    assert launch.client.get("/launch").headers["location"] == "start"
 
 
 def test_a_pasted_key_is_checked(launch: Launch) -> None:

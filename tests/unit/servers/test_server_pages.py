@@ -44,10 +44,10 @@ def test_its_console_is_at_nova_s_address(launch: Launch) -> None:
 
 def test_buttons(launch: Launch) -> None:
     assert act(launch, "stop") == 303
-    assert launch.cloud.servers[ID].status == "SHUTOFF"
+    assert launch.cloud.servers_by_id[ID].status == "SHUTOFF"
     assert act(launch, "start") == 303
     answer = launch.client.post("/server", data={"id": ID, "action": "delete"})
-    assert (answer.status_code, answer.headers["location"]) == (303, "mine")
+    assert (answer.status_code, answer.headers["location"]) == (303, "servers")
     assert launch.client.get("/server", params={"id": ID}).status_code == 404
 
 
@@ -60,7 +60,7 @@ def test_what_is_no_id_reaches_nobody(launch: Launch, id: str) -> None:
 
 def test_there_are_no_other_actions(launch: Launch) -> None:
     assert act(launch, "os-migrateLive") == 422
-    assert ID in launch.cloud.servers
+    assert ID in launch.cloud.servers_by_id
 
 
 def test_readers_change_nothing_and_forged_forms_neither(launch: Launch) -> None:
@@ -69,4 +69,13 @@ def test_readers_change_nothing_and_forged_forms_neither(launch: Launch) -> None
     assert eve.get("/console", params={"id": ID}).status_code == 403
     del launch.client.headers["X-CSRF-Token"]
     assert act(launch, "delete") == 403
-    assert ID in launch.cloud.servers
+    assert ID in launch.cloud.servers_by_id
+
+
+def test_all_servers_are_in_one_list(launch: Launch) -> None:
+    assert act(launch, "shelve") == 303
+    page = launch.client.get("/servers").text
+    assert f'href="server?id={ID}"' in page
+    assert "SHELVED_OFFLOADED" in page
+    assert act(launch, "delete") == 303
+    assert "You have no server" in launch.client.get("/servers").text

@@ -22,7 +22,7 @@ from gpuyard.host.pci_ids import PciIds
 from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.model.errors import UsageError
 from gpuyard.openstack.errors import CloudError
-from gpuyard.openstack.personal import CONFLICT, PersonalCloud, ServerOrder, TokenExpiredError
+from gpuyard.openstack.personal import CONFLICT, FORBIDDEN, PersonalCloud, ServerOrder, TokenExpiredError
 from gpuyard.servers.choices import NAME, TOO_LARGE, LaunchChoices, order_images, suggested_name
 from gpuyard.servers.keys import MADE_KEY, checked_public_key, new_key_pair
 from gpuyard.servers.web.personal_access import PersonalAccess, refusal_of, refuse_reader
@@ -36,6 +36,8 @@ from gpuyard.web.problems import Refusal
 
 NEW_KEY, PASTED_KEY = "+new", "+paste"
 """Values of the field ``key`` besides names of key pairs, in which Nova allows no plus."""
+JUST_BEGUN = "If your booking has just begun, its GPUs are being released for you: try again in a few seconds."
+SERVER_ERROR = 500
 PATIENCE = 30.0
 """Seconds that a second click waits for the first."""
 FORM_ID = re.compile(r"[A-Za-z0-9_-]{22}")
@@ -95,8 +97,10 @@ class LaunchPages:
 
     def install(self, app: FastAPI) -> None:
         @app.get("/launch", include_in_schema=False)
-        def launch_form(request: Request, flavor: Annotated[str, Query(max_length=255)]) -> Response:
+        def launch_form(request: Request, flavor: Annotated[str, Query(max_length=255)] = "") -> Response:
             visitor = require_page_visitor(request)
+            if not flavor:
+                return RedirectResponse("start", 303)
             refuse_reader(visitor)
             with self._access.opened(request, visitor) as cloud:
                 choices = self._choices(cloud, flavor)
@@ -115,20 +119,35 @@ class LaunchPages:
         problems = _problems(view)
         if problems:
             return self._page(request, visitor, replace(view, problems=problems), 422)
+        ordered: LaunchView | None = None
         try:
             with self._one_at_a_time(view.answers.form):
                 if server := cloud.started(view.answers.form):
                     return RedirectResponse(f"server?id={server}", 303)
-                view = self._with_key(cloud, view, visitor)
-                server = cloud.start(_order(view))
+                ordered = self._with_key(cloud, view, visitor)
+                server = self._started(cloud, ordered)
         except UsageError as error:
-            return self._page(request, visitor, replace(view, problems=[str(error)]), 422)
+            cleared = replace(view.answers, public_key="")  # it may be a private one
+            return self._page(request, visitor, replace(view, answers=cleared, problems=[str(error)]), 422)
         except (CloudError, TokenExpiredError) as error:
             refusal = refusal_of(error)
-            return self._page(request, visitor, replace(view, problems=[refusal.detail]), refusal.status)
-        if view.private_key:
-            return self._page(request, visitor, replace(view, server=server))
+            problems = [refusal.detail, *([JUST_BEGUN] if refusal.status == FORBIDDEN else [])]
+            # Nobody knows whether Nova has taken an order that it did not answer: then the key may be needed.
+            shown = ordered if refusal.status >= SERVER_ERROR and ordered is not None else view
+            return self._page(request, visitor, replace(shown, problems=problems), refusal.status)
+        if ordered.private_key:
+            return self._page(request, visitor, replace(ordered, server=server))
         return RedirectResponse(f"server?id={server}", 303)
+
+    def _started(self, cloud: PersonalCloud, view: LaunchView) -> str:
+        """Start the server and return its id. When Nova refuses it, a key that was made for it goes again. Raises
+        CloudError, TokenExpiredError."""
+        try:
+            return cloud.start(_order(view))
+        except CloudError as error:
+            if view.private_key and error.status is not None and error.status < SERVER_ERROR:
+                cloud.delete_key(view.answers.key)
+            raise
 
     def _with_key(self, cloud: PersonalCloud, view: LaunchView, visitor: Visitor) -> LaunchView:
         """Return the view with the name of a key pair of Nova's, and with the private key of a new one. Raises
@@ -241,6 +260,8 @@ def _problems(view: LaunchView) -> list[str]:
         problems.append("Network: choose one of the list.")
     if answers.key not in keys:
         problems.append("Key: choose one of the list.")
+    elif answers.public_key and answers.key != PASTED_KEY:
+        problems.append('Key: there is a public key below; choose "the public key below", or clear it.')
     return problems
 
 

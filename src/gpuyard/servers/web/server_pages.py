@@ -1,4 +1,4 @@
-"""The page of a server of the visitor's project: its state, the way in, and what can be done with it."""
+"""The pages of the visitor's servers: all of them, and one with its state, the way in, and what can be done with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.inventory.web.presenter import gpu_href
 from gpuyard.model.text import printable_lines
 from gpuyard.openstack.personal import PersonalCloud, PersonalServer, ServerAction
-from gpuyard.servers.presenter import ServerPage, server_page
+from gpuyard.servers.presenter import COLOURS, ServerPage, server_page
 from gpuyard.servers.web.personal_access import PersonalAccess, refuse_reader
 from gpuyard.web.assets import render
 from gpuyard.web.forms import Form
@@ -44,6 +44,19 @@ def install(app: FastAPI, context: InventoryContext, access: PersonalAccess) -> 
         # The token of the session is in it.
         return HTMLResponse(html, headers={"Cache-Control": "no-store"})
 
+    @app.get("/servers", include_in_schema=False)
+    def my_servers(request: Request) -> HTMLResponse:
+        visitor = require_page_visitor(request)
+        with access.opened(request, visitor) as cloud:
+            servers = cloud.servers(visitor.person.user_id)
+        html = render(
+            "servers.html",
+            site=context.site_name,
+            nav=navigation_of(visitor, request),
+            servers=[(server, COLOURS.get(server.status, "claimed"), _gpus(context, server.id)) for server in servers],
+        )
+        return HTMLResponse(html, headers={"Cache-Control": "no-store"})
+
     @app.get("/console", include_in_schema=False)
     def open_console(request: Request, id: ServerId) -> Response:
         """Lead to the server's console, at an address that Nova makes for this once."""
@@ -64,7 +77,7 @@ def install(app: FastAPI, context: InventoryContext, access: PersonalAccess) -> 
             server = _require_server(cloud, form.get("id", ""))
             _act(cloud, server, form.get("action", ""))
         deleted = form.get("action") == ServerAction.DELETE
-        return RedirectResponse("mine" if deleted else f"server?id={server.id}", 303)
+        return RedirectResponse("servers" if deleted else f"server?id={server.id}", 303)
 
 
 def _require_server(cloud: PersonalCloud, id: str) -> PersonalServer:
