@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from gpuyard.openstack.api import CloudApi
 from gpuyard.openstack.errors import CloudError
 from gpuyard.openstack.people import KeystonePeople
-from gpuyard.openstack.personal import KeystonePersonalClouds, PersonalCloud
+from gpuyard.openstack.personal import KeystonePersonalClouds, OpenStackPersonalCloud, PersonalCloud
 from tests.contract.people import Bench as PersonBench
 from tests.contract.personal_cloud import RULES, Bench
 from tests.integration.test_portal_bookings import Visitors, app_for, bench, visitors  # noqa: F401 - fixtures
@@ -114,7 +114,7 @@ def test_who_logs_out_leaves_no_token_behind(operator: CloudApi, person: PersonB
     tokens: list[str] = []
 
     class Noting(KeystonePersonalClouds):
-        def open(self, token: str, project_id: str):  # type: ignore[no-untyped-def]
+        def open(self, token: str, project_id: str) -> OpenStackPersonalCloud:
             tokens.append(token)
             return super().open(token, project_id)
 

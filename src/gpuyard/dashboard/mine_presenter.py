@@ -74,7 +74,7 @@ class MineBooking:
     """The flavor to start a server with; empty: none fits, or it has a server."""
     trouble: str
     releasing: bool
-    """Whether it has begun, and OpenStack does not let its server in yet."""
+    """True from its start until OpenStack lets its server in, some seconds later."""
 
 
 @dataclass(frozen=True)

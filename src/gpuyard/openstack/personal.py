@@ -96,10 +96,10 @@ class PersonalNetwork:
     id: str
     name: str
     external: bool
-    """Whether floating IPs come from it."""
+    """True for a network that floating IPs come from."""
     attachable: bool
-    """Whether servers of the project can be in it: Nova admits none to an external network that is not shared
-    (`_get_available_networks` and validation in nova/network/neutron.py), and it must have a subnet."""
+    """True for a network with a subnet that Nova puts servers of the project into: none that is external and not shared
+    (`_check_external_network_attach` in nova/network/neutron.py)."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,8 @@ class PersonalServer:
     security_groups: Sequence[str] = field(default_factory=tuple)
     """Their names, each once."""
     launched: bool = True
-    """Whether it has ever run; Nova neither reboots nor rebuilds one that has not."""
+    """False for one that never ran, which Nova neither reboots nor rebuilds (`must_have_launched` in
+    nova/compute/api.py)."""
 
 
 class PersonalCloud(Protocol):
@@ -475,9 +476,8 @@ DEFAULT_USERS = {
     "rocky": "rocky",
     "ubuntu": "ubuntu",
 }
-"""Distribution -> the user that cloud-init makes in it, as its own tests have them (`default_user_exceptions` in
-tests/unittests/cmd/test_render_template.py): the distribution's name, but for those of Red Hat. CentOS is left out: its
-older images have ``centos``."""
+"""Distribution -> the user that cloud-init makes in it: as `usernames` in config/cloud.cfg.tmpl of cloud-init says, and
+else its own name. CentOS is left out: its older images have ``centos``, and newer ones ``cloud-user``."""
 
 
 def _image(row: Mapping[str, Any]) -> PersonalImage:
@@ -525,7 +525,7 @@ def _groups(ports: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _admits_ssh(rule: Mapping[str, Any]) -> bool:
-    """Whether a rule lets ssh in from some addresses of IPv4, and not only from servers of a group."""
+    """Return whether a rule lets ssh in from addresses of IPv4, and not only from servers of a group."""
     if rule["direction"] != "ingress" or rule.get("remote_group_id") or rule["ethertype"] != "IPv4":
         return False
     if rule["protocol"] not in (None, "any", "tcp", "6"):

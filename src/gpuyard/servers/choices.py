@@ -1,4 +1,4 @@
-"""What a person chooses before a server starts: the order of the images, defaults, and what does not fit. Pure."""
+"""The choices in the form that starts a server: the order of the images, and the reasons why one does not fit. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuyard.openstack.personal import PersonalFlavor, PersonalImage, PersonalNe
 from gpuyard.site.gpu_generations import Generation
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}")
-"""Names of servers that are host names, too, and no pattern for Nova's search by name but for the dot."""
+"""Names of servers that are host names, too."""
 DRIVER_FITS, NO_DRIVER, DRIVER_WRONG, TOO_LARGE = range(4)
 """Groups of images, in the order in which they are offered."""
 
@@ -22,9 +22,14 @@ class ImageChoice:
     id: str
     name: str
     note: str
-    """What speaks for it, or against it."""
+    """Its driver, or the reason why it does not fit."""
     rank: int
-    """DRIVER_FITS, and so on; an image that is TOO_LARGE cannot be chosen."""
+    """DRIVER_FITS, and so on."""
+
+    @property
+    def too_large(self) -> bool:
+        """Whether the flavor has not the disk or the RAM for it, so that it cannot be chosen."""
+        return self.rank == TOO_LARGE
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class LaunchChoices:
 
     @property
     def hint(self) -> str:
-        """What may have Nova refuse the server; empty when nothing is known."""
+        """A reason for which Nova may refuse the server, which the form cannot know; empty when there is none."""
         if self.flavor.disk:
             return ""
         return (
@@ -53,7 +58,7 @@ class LaunchChoices:
             return "The project sees no image; upload one with 'openstack image create'."
         if self.flavor.disk == 0:
             return ""
-        if all(image.rank == TOO_LARGE for image in self.images):
+        if all(image.too_large for image in self.images):
             return f"No image fits flavor {self.flavor.name}: all need a larger disk or more RAM."
         return ""
 
@@ -79,13 +84,9 @@ def _choice(image: PersonalImage, flavor: PersonalFlavor, gpu: str, generation: 
         return ImageChoice(image.id, image.name, "", DRIVER_FITS)
     if not image.driver:
         return ImageChoice(image.id, image.name, "no known GPU driver", NO_DRIVER)
-    if generation is not None and not _drives(int(image.driver), generation):
+    if generation is not None and not generation.driven_by(int(image.driver)):
         return ImageChoice(image.id, image.name, f"driver {image.driver} does not drive {gpu}", DRIVER_WRONG)
     return ImageChoice(image.id, image.name, f"driver {image.driver}", DRIVER_FITS)
-
-
-def _drives(branch: int, generation: Generation) -> bool:
-    return generation.first <= branch and (generation.last is None or branch <= generation.last)
 
 
 def suggested_name(user: str, pool: str) -> str:

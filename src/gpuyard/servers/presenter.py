@@ -39,16 +39,16 @@ class ServerPage:
     server: PersonalServer
     colour: str
     stage: str
-    """What happens now, or is to be done next; empty when all is said by the status."""
+    """One sentence: what is happening to it, or the next step; empty where its status is enough."""
     ssh: str
     """The command that logs in; empty while there is no address."""
     actions: Sequence[ServerAction]
     may_rebuild: bool
     may_get_floating_ip: bool
     made_key: bool
-    """Whether the portal has made its key, and shown it once."""
+    """True for a key that the portal has made, and shown once."""
     ssh_blocked: bool
-    """Whether no rule of its security groups lets ssh in."""
+    """True when no rule of its security groups lets ssh in."""
 
 
 def server_page(server: PersonalServer, user: str, external: bool, admits_ssh: bool) -> ServerPage:
@@ -58,7 +58,7 @@ def server_page(server: PersonalServer, user: str, external: bool, admits_ssh: b
     floating = any(address.floating for address in server.addresses)
     return ServerPage(
         server=server,
-        colour=COLOURS.get(server.status, "claimed"),
+        colour=colour_of(server),
         stage=_stage(server),
         ssh=_ssh(server, user) if server.status == ACTIVE else "",
         actions=ACTIONS.get(server.status, ()) if ready else (),
@@ -67,6 +67,11 @@ def server_page(server: PersonalServer, user: str, external: bool, admits_ssh: b
         made_key=server.key.startswith(MADE_KEY),
         ssh_blocked=bool(server.addresses) and not admits_ssh,
     )
+
+
+def colour_of(server: PersonalServer) -> str:
+    """Return the state of a GPU on the map whose colour the server has."""
+    return COLOURS.get(server.status, "claimed")
 
 
 def _stage(server: PersonalServer) -> str:

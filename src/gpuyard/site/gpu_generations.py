@@ -37,6 +37,10 @@ class Generation:
     cuda_last: int | None = None
     """The last major version of CUDA that does; None while there is none."""
 
+    def driven_by(self, branch: int) -> bool:
+        """Return whether a driver branch drives its GPUs."""
+        return self.first <= branch and (self.last is None or branch <= self.last)
+
 
 GENERATIONS = {
     "GF": Generation("Fermi", (PROPRIETARY,), last=390, cuda_last=8),

@@ -2,7 +2,9 @@
 
 Whatever has one choice is filled in. A form has an id, which its server carries: a form that is sent again, after a
 lost answer or by a second click, leads to the server that it has started. A refusal shows the form again with all that
-was typed, and with a private key that was made meanwhile, since nobody can show that again.
+was typed, and deletes a key pair that was made for the server. Where Nova has not answered, the server may be starting:
+then the form shows the new private key, which is kept nowhere. A portal that is killed between the key and the server
+leaves a key pair behind that nobody has the private half of; the same form makes another one.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Annotated
@@ -21,9 +23,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from gpuyard.host.pci_ids import PciIds
 from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.model.errors import UsageError
+from gpuyard.model.text import counted
 from gpuyard.openstack.errors import CloudError
 from gpuyard.openstack.personal import CONFLICT, FORBIDDEN, PersonalCloud, ServerOrder, TokenExpiredError
-from gpuyard.servers.choices import NAME, TOO_LARGE, LaunchChoices, order_images, suggested_name
+from gpuyard.servers.choices import NAME, LaunchChoices, order_images, suggested_name
 from gpuyard.servers.keys import MADE_KEY, checked_public_key, new_key_pair
 from gpuyard.servers.web.personal_access import PersonalAccess, refusal_of, refuse_reader
 from gpuyard.site.gpu_generations import generation_of
@@ -146,7 +149,8 @@ class LaunchPages:
             return cloud.start(_order(view))
         except CloudError as error:
             if view.private_key and error.status is not None and error.status < SERVER_ERROR:
-                cloud.delete_key(view.answers.key)
+                with suppress(CloudError):  # the reason of the refusal says more
+                    cloud.delete_key(view.answers.key)
             raise
 
     def _with_key(self, cloud: PersonalCloud, view: LaunchView, visitor: Visitor) -> LaunchView:
@@ -170,14 +174,15 @@ class LaunchPages:
     @contextmanager
     def _one_at_a_time(self, form: str) -> Iterator[None]:
         """Hold back a second request with the same form until the first is answered: browsers send two for two
-        clicks. Raises Refusal when that takes too long."""
+        clicks. Of this process alone: two portals that get a click each start two servers. Raises Refusal when it takes
+        too long."""
         with self._lock:
             lock, waiting = self._forms.get(form, (Lock(), 0))
             self._forms[form] = (lock, waiting + 1)
         try:
             if not lock.acquire(timeout=PATIENCE):
                 raise Refusal(
-                    503, "busy", "The same form is being worked on; look at My GPUs in a moment.", retry_after=10
+                    503, "busy", "The same form is being worked on; look at My servers in a moment.", retry_after=10
                 )
             try:
                 yield
@@ -207,7 +212,7 @@ class LaunchPages:
 
     def _view(self, choices: LaunchChoices, answers: LaunchAnswers) -> LaunchView:
         known = self._flavors.get(choices.flavor.name)
-        gpus = f"{known.gpus} GPU{'' if known.gpus == 1 else 's'} of {known.pool}" if known and known.gpus else ""
+        gpus = f"{counted(known.gpus, 'GPU')} of {known.pool}" if known and known.gpus else ""
         return LaunchView(choices, answers, gpus)
 
     def _page(self, request: Request, visitor: Visitor, view: LaunchView, status: int = 200) -> HTMLResponse:
@@ -238,7 +243,7 @@ def _defaults(choices: LaunchChoices, visitor: Visitor, pool: str) -> LaunchAnsw
     return LaunchAnswers(
         form=secrets.token_urlsafe(16),
         name=suggested_name(visitor.person.user, pool),
-        image=next((image.id for image in choices.images if image.rank != TOO_LARGE), ""),
+        image=next((image.id for image in choices.images if not image.too_large), ""),
         network=choices.networks[0].id if choices.networks else "",
         key=choices.keys[0] if choices.keys else NEW_KEY,
     )
@@ -254,7 +259,7 @@ def _problems(view: LaunchView) -> list[str]:
         problems.append("Name: letters, digits, dots and dashes, up to 63, and a letter or a digit first.")
     if image is None:
         problems.append("Image: choose one of the list.")
-    elif image.rank == TOO_LARGE:
+    elif image.too_large:
         problems.append(f"Image: {image.name} {image.note}, more than flavor {choices.flavor.name} has.")
     if answers.network and answers.network not in {network.id for network in choices.networks}:
         problems.append("Network: choose one of the list.")

@@ -12,7 +12,7 @@ from gpuyard.inventory.web.inventory_context import InventoryContext
 from gpuyard.inventory.web.presenter import gpu_href
 from gpuyard.model.text import printable_lines
 from gpuyard.openstack.personal import PersonalCloud, PersonalServer, ServerAction
-from gpuyard.servers.presenter import COLOURS, ServerPage, server_page
+from gpuyard.servers.presenter import ServerPage, colour_of, server_page
 from gpuyard.servers.web.personal_access import PersonalAccess, refuse_reader
 from gpuyard.web.assets import render
 from gpuyard.web.forms import Form
@@ -53,7 +53,7 @@ def install(app: FastAPI, context: InventoryContext, access: PersonalAccess) -> 
             "servers.html",
             site=context.site_name,
             nav=navigation_of(visitor, request),
-            servers=[(server, COLOURS.get(server.status, "claimed"), _gpus(context, server.id)) for server in servers],
+            servers=[(server, colour_of(server), _gpus(context, server.id)) for server in servers],
         )
         return HTMLResponse(html, headers={"Cache-Control": "no-store"})
 
